@@ -11,9 +11,19 @@
  * Rules for every struct and entry
  * - `struct_size` is the size the writer of the struct knew. The reader uses the smaller of that and its own; a missing tail reads as zero,
  *   and zero is a valid default for every field. Append only: no field is moved, reused or given another meaning.
- * - A NULL entry, or one beyond the table's struct_size, is "not supported". Entries marked (required) are checked by the loader.
+ * - A struct that the callee fills: the caller sets `struct_size`; the callee writes up to that size, zeroes what it does not know of it, and leaves
+ *   `struct_size` alone. A struct with struct_size 0 is KVFERRY_ERROR_INVALID_ARGUMENT. In an array of structs that have a struct_size (devices, events)
+ *   every element has the same one, and that is also the distance from one element to the next: step by it, never by your own sizeof.
+ * - kvferry_error, kvferry_notification, kvferry_writer, kvferry_setting, kvferry_write and kvferry_piece lie inside other structs or in plain arrays:
+ *   they are frozen.
+ * - A NULL entry, or one beyond the table's struct_size, is "not supported". Entries marked (required) are checked by the loader, and by the host
+ *   against the capability bits: EVENT_FD needs event_fd and arm, ALLOCATE needs allocate and free_memory.
  * - An entry returns a status: KVFERRY_OK, KVFERRY_AGAIN (nothing is wrong, call again after progress) or an error code. On an error code, and
- *   only then, the caller's kvferry_error is filled; `err` may be NULL. Outputs are written on success only.
+ *   only then, the caller's kvferry_error is filled; `err` may be NULL. Outputs are written on success only (with AGAIN: only *ret_accepted, 0).
+ * - A region or peer id that is not known, or is gone, is KVFERRY_ERROR_NOT_FOUND; a NULL argument where one is needed is
+ *   KVFERRY_ERROR_INVALID_ARGUMENT. Neither changes anything.
+ * - Requests that end in an event (fence, cancel, flush, region_quiesce, peer_close) may queue it at once; where so many are waiting to be polled that a
+ *   limit of the backend is reached they answer KVFERRY_ERROR_BUSY with class RETRY: poll, then ask again.
  * - No exception, signal handler, exit, stdio or foreign memory crosses this line. Buffers are the caller's; a size query is a call with
  *   capacity 0, which returns KVFERRY_OK and the size needed.
  * - Threads: all entries of one backend are called from one thread at a time (the host's progress thread), except where an entry says
@@ -218,7 +228,8 @@ typedef struct kvferry_writer {
   uint32_t pp_rank;
 } kvferry_writer;
 
-/* Sent to the target after everything of the batch it rides on, and all earlier batches of its transfer, is delivered there. */
+/* Sent to the target after everything of the batch it rides on, and all earlier batches of its transfer, is delivered there. `room` and `generation`
+ * are those of the batch (else INVALID_ARGUMENT). */
 typedef struct kvferry_notification {
   uint64_t room;
   uint64_t transfer;   /* the initiator's transfer id */
@@ -247,16 +258,23 @@ typedef struct kvferry_batch {
   kvferry_notification notification; /* with KVFERRY_BATCH_NOTIFY */
 } kvferry_batch;
 /* KVFERRY_BATCH_NOTIFY: deliver `notification` to the peer after this batch and every earlier batch of the same room and generation to that
- * peer. Counts as accepted only when all writes of the batch are. A batch of zero writes with this flag is legal: a bare notification in order. */
+ * peer. Counts as accepted only when all writes of the batch are. A batch of zero writes with this flag is legal: a bare notification in order.
+ * A notification with status KVFERRY_OK never follows a failure: when an earlier batch of the room and generation fails, or has failed and its event
+ * was not yet polled at submit, the notification is withheld and its batch fails with the same code. One that carries an error status is delivered
+ * once the earlier batches have ended, however they ended. Any room number is legal, 0 included. Between batches, and between the writes of one batch,
+ * nothing but a notification gives order. */
 enum { KVFERRY_BATCH_NOTIFY = 1u << 0 };
 
 enum {
   KVFERRY_EVENT_NONE = 0,
-  KVFERRY_EVENT_BATCH_DONE = 1,         /* tag; every byte is in target memory and visible to a CPU that saw the notification */
-  KVFERRY_EVENT_BATCH_FAILED = 2,       /* tag, error; terminal. Bytes may have landed partly and may still land until quiesced */
+  KVFERRY_EVENT_BATCH_DONE = 1,         /* tag, peer, room, generation, bytes; every byte is in target memory and visible to a CPU that saw the
+                                           notification, which is in the target's queue; the source is read no more */
+  KVFERRY_EVENT_BATCH_FAILED = 2,       /* tag, peer, room, generation, error; terminal. Bytes may have landed partly and may still land until
+                                           quiesced; the source may still be read until INITIATOR_QUIESCED of its room or PEER_CLOSED */
   KVFERRY_EVENT_INITIATOR_QUIESCED = 3, /* peer, room, generation: the source is read no more, nothing of it leaves this side any more */
   KVFERRY_EVENT_NOTIFICATION = 4,       /* peer, notification: target role */
-  KVFERRY_EVENT_PIECE_REFUSED = 5,      /* peer, room, error: target role, our guard refused a piece; the initiator is told too */
+  KVFERRY_EVENT_PIECE_REFUSED = 5,      /* peer, room, generation, error: target role, our guard refused a piece (the first of a batch or message);
+                                           the initiator is told too. Not for pieces of a fenced room: those are only counted */
   KVFERRY_EVENT_FENCED = 6,             /* tag, peer, room, generation: no handler can still apply pieces. error.code
                                            KVFERRY_ERROR_CANNOT_PROMISE: it cannot be proved, the memory stays in quarantine */
   KVFERRY_EVENT_REGION_QUIESCED = 7,    /* tag; or error as with FENCED */
@@ -318,7 +336,8 @@ typedef struct kvferry_backend_table {
   /* (required) Unknown or malformed settings are errors that name key and value. */
   kvferry_status (*create)(const kvferry_host* host, const kvferry_setting* settings, uint32_t settings_count, kvferry_backend** ret_backend,
                            kvferry_error* err);
-  /* (required) KVFERRY_ERROR_BUSY while a peer is not closed, unless force; then peers are torn down first. Regions are deregistered. */
+  /* (required) KVFERRY_ERROR_BUSY while a peer is not closed, unless force; then peers are torn down first. Regions are deregistered, memory from
+   * allocate is gone. A peer whose PEER_CLOSED is queued but not polled counts as closed. */
   kvferry_status (*destroy)(kvferry_backend* backend, uint32_t force, kvferry_error* err);
   /* (required) */
   kvferry_status (*query)(kvferry_backend* backend, kvferry_limits* ret_limits, kvferry_error* err);
@@ -329,7 +348,8 @@ typedef struct kvferry_backend_table {
    * its own; overlaps are legal. Refused: zero length, null address, wrap, a purpose, kind or access bit that is not known. */
   kvferry_status (*register_region)(kvferry_backend* backend, const kvferry_region_desc* desc, kvferry_region* ret_region, kvferry_error* err);
   /* (required) After KVFERRY_OK no byte of it is read or written by this backend. KVFERRY_ERROR_BUSY while a batch uses it (mode REFUSE), or
-   * KVFERRY_AGAIN with mode DRAIN: no new use is accepted, call again after progress. Remote pieces that name it afterwards are refused. */
+   * KVFERRY_AGAIN with mode DRAIN: no new use is accepted, call again after progress. Remote pieces that name it afterwards (with DRAIN: from the first
+   * call on) are refused. A failed batch uses its regions until its room is initiator-quiesced. */
   kvferry_status (*deregister_region)(kvferry_backend* backend, kvferry_region region, uint32_t mode, kvferry_error* err);
   /* Target role: event REGION_QUIESCED when nothing of `peer` (0: any) can land in the region any more; the region then refuses it. */
   kvferry_status (*region_quiesce)(kvferry_backend* backend, kvferry_region region, kvferry_peer peer, uint64_t tag, uint64_t deadline_ns,
@@ -337,7 +357,8 @@ typedef struct kvferry_backend_table {
   /* Memory that this backend can share with a neighbour process directly: zeroed, registered, remote writable and readable. */
   kvferry_status (*allocate)(kvferry_backend* backend, uint64_t length, uint32_t purpose, void** ret_address, kvferry_region* ret_region,
                              kvferry_error* err);
-  /* As deregister_region, then the memory is gone. */
+  /* As deregister_region with mode DRAIN, then the memory is gone. Only for regions from allocate, and those end only here: deregister_region
+   * refuses them with INVALID_ARGUMENT, as this entry refuses the others. */
   kvferry_status (*free_memory)(kvferry_backend* backend, kvferry_region region, kvferry_error* err);
   /* (required) Blob that lets a peer address these regions: versioned, length-checked, CRC. Regions without remote access are refused. */
   kvferry_status (*export_regions)(kvferry_backend* backend, const kvferry_region* regions, uint32_t count, void* blob, uint64_t capacity,
@@ -351,25 +372,31 @@ typedef struct kvferry_backend_table {
    * directions, or PEER_LOST at the deadline at the latest. */
   kvferry_status (*peer_connect)(kvferry_backend* backend, kvferry_peer peer, const void* blob, uint64_t bytes, uint64_t deadline_ns,
                                  kvferry_error* err);
-  /* (required) Adds regions exported by that peer. May be called before the peer is up. */
+  /* (required) Adds regions exported by that peer; all or none of a blob. May be called before the peer is connected. A known id is replaced. */
   kvferry_status (*import_regions)(kvferry_backend* backend, kvferry_peer peer, const void* blob, uint64_t bytes, kvferry_error* err);
   /* (required) The peer withdrew these; later writes that name them are refused locally. Unknown ids are ignored. */
   kvferry_status (*forget_regions)(kvferry_backend* backend, kvferry_peer peer, const kvferry_region* regions, uint32_t count, kvferry_error* err);
   /* (required) */
   kvferry_status (*peer_state)(kvferry_backend* backend, kvferry_peer peer, kvferry_peer_info* ret_info, kvferry_error* err);
-  /* (required) DRAIN: after what is in flight; FORCE: now, batches fail with KVFERRY_ERROR_CANCELED. Idempotent. Ends in event PEER_CLOSED, by
-   * the deadline at the latest (DRAIN turns into FORCE then). */
+  /* (required) DRAIN: after the batches this side submitted have ended; FORCE: now, batches fail with KVFERRY_ERROR_CANCELED. Legal in every state,
+   * may be repeated until PEER_CLOSED is polled (FORCE after DRAIN forces; then the id is gone: NOT_FOUND). Ends in one event PEER_CLOSED, by the
+   * deadline at the latest (DRAIN turns into FORCE then; FORCE in the next progress). The other side gets PEER_LOST, after the DONE events of what was
+   * acknowledged, unless it has begun to close too. Closing a peer that is not up needs no other side. */
   kvferry_status (*peer_close)(kvferry_backend* backend, kvferry_peer peer, uint32_t mode, uint64_t deadline_ns, kvferry_error* err);
 
   /* (required) Accepts the first *ret_accepted writes of the batch, which may be 0 (KVFERRY_AGAIN). What was accepted is one batch: one DONE or FAILED
    * event with its tag. Bounds, access and limits of every write are checked before anything is posted: one bad write refuses the whole batch
-   * with its element index in err->object and *ret_accepted 0. No allocation per write. */
+   * with its element index in err->object and *ret_accepted 0. No allocation per write. A peer that is not up yet: AGAIN. One that is closing: CANCELED.
+   * A failed one: PEER_LOST. A batch of no write and no notification, or beyond writes_per_batch_max or pieces_per_batch_max, is refused. */
   kvferry_status (*submit)(kvferry_backend* backend, kvferry_peer peer, const kvferry_batch* batch, uint32_t* ret_accepted, kvferry_error* err);
   /* (required) Initiator: nothing more of that room and generation is sent; its batches fail with KVFERRY_ERROR_CANCELED; then event
-   * INITIATOR_QUIESCED. Later submits of it are refused with KVFERRY_ERROR_CANCELED. */
+   * INITIATOR_QUIESCED. Later submits of it are refused with KVFERRY_ERROR_CANCELED. What has left this side may still land: only the target's fence
+   * ends that. Legal for a room without batches, and again: each call gives one INITIATOR_QUIESCED. Backends may forget the oldest of very many
+   * canceled rooms of a peer (loopback: cancels_max). */
   kvferry_status (*cancel)(kvferry_backend* backend, kvferry_peer peer, uint64_t room, uint32_t generation, kvferry_error* err);
   /* (required) Target: pieces and notifications of `room` with a generation up to `generation` from `peer` (0: every peer) are refused from now on;
-   * event FENCED with `tag`. */
+   * event FENCED with `tag`. Peer 0 covers peers created later, too. Fences of one peer end with it. Writes that name the room fail at the initiator
+   * with KVFERRY_ERROR_FENCED. */
   kvferry_status (*fence)(kvferry_backend* backend, kvferry_peer peer, uint64_t room, uint32_t generation, uint64_t tag, uint64_t deadline_ns,
                           kvferry_error* err);
   /* Event FLUSHED when every batch submitted to the peer before is done or failed. */
@@ -391,7 +418,9 @@ typedef struct kvferry_backend_table {
 } kvferry_backend_table;
 
 /* The one exported symbol. Refuses a host whose abi_major is not its own before anything else: returns NULL and writes a reason (terminated,
- * truncated at reason_capacity). Has no side effects: no thread, signal handler, environment change or open device. */
+ * truncated at reason_capacity). A refusal because of the version starts with "abi " and names both versions, so that the host can tell it from the
+ * others: "abi 2.0 wanted, this host speaks 1.0". Has no side effects: no thread, signal handler, environment change or open device. The table lives as
+ * long as the process and may be the same at every call. */
 typedef const kvferry_backend_table* (*kvferry_backend_entry_function)(const kvferry_host* host, char* reason, uint32_t reason_capacity);
 
 #ifdef __cplusplus
