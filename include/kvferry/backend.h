@@ -118,8 +118,13 @@ class Backend {
   Result<kvferry_peer_info> peer_state(kvferry_peer peer) const;
   Result<void> peer_close(kvferry_peer peer, std::uint32_t mode, std::uint64_t deadline_ns);
 
-  /// Accepted count; 0 when the window is full.
-  Result<std::uint32_t> submit(kvferry_peer peer, const kvferry_batch& batch);
+  /// What the backend took: the first `writes`; `all`: status OK with every write, and the notification if the batch has one. Nothing and not all: the
+  /// window is full (KVFERRY_AGAIN). A batch of no writes that carries a notification is accepted with writes 0 and all true.
+  struct Accepted {
+    std::uint32_t writes = 0;
+    bool all = false;
+  };
+  Result<Accepted> submit(kvferry_peer peer, const kvferry_batch& batch);
   Result<void> cancel(kvferry_peer peer, std::uint64_t room, std::uint32_t generation);
   Result<void> fence(kvferry_peer peer, std::uint64_t room, std::uint32_t generation, std::uint64_t tag, std::uint64_t deadline_ns);
   Result<void> flush(kvferry_peer peer, std::uint64_t tag);

@@ -51,11 +51,16 @@ class JobPort {
   virtual void run(std::uint64_t job, std::function<void()> work) = 0;
 };
 
+/// Which direction this engine's layout must fit at connect time: a prefill engine's pool must slice into the peer's, a decode engine's must take the
+/// peer's, `any` needs one of the two. The other direction is refused when it is used.
+enum class EngineRole : std::uint8_t { any, prefill, decode };
+
 struct EngineOptions {
   std::string name = "engine";       ///< for messages of both sides
   std::string session_id;            ///< "ip:port" peers reach us at; empty: we do not listen
   session::EngineId id{};            ///< random; zero: the engine makes one from the OS
   std::string lane = "auto";
+  EngineRole role = EngineRole::any;
   kvferry_writer writer{};           ///< our rank when we write
   std::optional<Pool> pool;          ///< addresses inside registered regions; absent: layout-free
   std::uint64_t heartbeat_interval_ns = 1'000'000'000;
@@ -65,6 +70,8 @@ struct EngineOptions {
   std::uint32_t writes_per_batch = 512;           ///< capped by the backend's limits
   std::uint32_t batches_per_peer = 16;            ///< capped by the backend's limits
   std::uint32_t parked_announcements_max = 65536; ///< per peer
+  std::uint32_t ended_rooms_max = 65536;          ///< remembered per peer, so that late announcements get the cause at once
+  std::uint64_t plan_inline_writes_max = 32768;   ///< larger plans are made as jobs
 };
 
 /// Source index lists per space.
