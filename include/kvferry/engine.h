@@ -70,7 +70,7 @@ struct EngineOptions {
   std::uint32_t writes_per_batch = 512;           ///< capped by the backend's limits
   std::uint32_t batches_per_peer = 16;            ///< capped by the backend's limits
   std::uint32_t parked_announcements_max = 65536; ///< per peer
-  std::uint32_t ended_rooms_max = 65536;          ///< remembered per peer, so that late announcements get the cause at once
+  std::uint32_t ended_rooms_max = 4096;           ///< remembered per peer, so that late announcements get the cause at once
   std::uint64_t plan_inline_writes_max = 32768;   ///< larger plans are made as jobs
 };
 
