@@ -52,11 +52,13 @@ struct Plugin {
   std::string path;  ///< of the shared object; empty for a static table
 };
 
-/// Folders searched, in order: KVFERRY_PLUGIN_PATH (colon separated), else the folder "kvferry" beside the library that holds this code (installed
-/// layout), else the build tree's plugins folder when this library runs from it. World-writable folders are refused.
+/// Folders searched, in order: KVFERRY_PLUGIN_PATH (colon separated; then nothing else is searched), else the folder "kvferry" beside the library that
+/// holds this code (installed layout), then the build tree's plugins folder when this library runs from it. In each folder, libkvferry_<name>.so and
+/// <name>/libkvferry_<name>.so. World-writable folders and files are refused; a candidate that is refused before another one loads is logged.
 std::vector<std::string> plugin_folders();
 
-/// Error `unavailable` names every path tried with its reason (dlerror text, missing symbol, refused ABI with both versions, missing required entry).
+/// Error `unavailable` names every path tried with its reason (dlerror text, missing symbol, refused ABI with both versions, missing required entry);
+/// `version` when one of them was refused for its ABI version; `invalid_argument` for a name other than lower-case letters, digits, '_' and '-'.
 Result<Plugin> load_plugin(std::string_view name, const Host& host);
 /// By path, for tests and third parties.
 Result<Plugin> load_plugin_file(const std::string& path, const Host& host);
@@ -137,10 +139,12 @@ class Backend {
   Result<void> self_test();
 
  private:
-  Backend(const Plugin& plugin, kvferry_backend* backend);
+  Backend(const Plugin& plugin, const Host& host, kvferry_backend* backend);
   Plugin plugin_;
+  const Host& host_;
   kvferry_backend* backend_;
   kvferry_limits limits_{};
+  std::int32_t process_id_;  ///< of the creator; another one is a forked child and is refused
 };
 
 }  // namespace kvferry
