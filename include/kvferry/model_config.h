@@ -30,6 +30,7 @@ struct ModelDescription {
   std::uint32_t window_tokens = 0;    ///< compressed MLA: sliding_window; attention kinds in one pool: 0
   std::vector<std::uint32_t> compression_ratios;  ///< as published; may be longer than layers
   std::optional<DType> dtype;         ///< torch_dtype or dtype
+  std::vector<std::uint32_t> sliding_layers;  ///< attention kinds: layers that see a window only but live in the one pool; for figures, not for the layout
 };
 
 /// `text` is the whole file. Errors: not JSON; a field missing or out of range (named); a kind that is not laid out yet (named, with the field that
@@ -48,7 +49,7 @@ Result<std::vector<std::uint32_t>> split_stages(std::uint32_t layers, std::uint3
 struct PoolOptions {
   std::uint32_t page_size = 0;          ///< tokens; required
   std::optional<DType> dtype;           ///< of the cache; default: the config's; none given and none found is an error
-  std::string kv_layout;                ///< "", or a variant name where the kind has several: "online" for the short C128 state
+  std::string kv_layout;                ///< "", or a variant name where the kind has several: "paged_fp8", "unified_bf16", "online" for the short C128 state
   std::optional<std::uint32_t> layers;  ///< the first N global layers; default all
   std::uint32_t draft_layers = 0;       ///< appended on the last stage
   std::uint64_t pages = 0;              ///< index_count of the page space; 0: 1

@@ -123,6 +123,7 @@ struct Pool {
   bool c128_online = false;
   std::vector<std::uint32_t> compression_ratios;  ///< one per target layer of the model; empty: not compressed
   std::vector<Entry> entries;
+  std::vector<std::uint32_t> sliding_layers;      ///< target layers that see a window only but live in the pages space; for figures, not for the layout
   friend bool operator==(const Pool&, const Pool&) = default;
 };
 
@@ -133,7 +134,8 @@ Result<void> validate(const Pool& pool);
 /// Digest of the ratio list (order matters); 0 for an empty list. Both sides compare it.
 std::uint64_t ratios_digest(const std::vector<std::uint32_t>& ratios) noexcept;
 
-/// Digest of everything but addresses, memory kinds and index counts: equal for two pools that can be paired without conversion on equal ranks.
+/// Digest of everything but texts for people (model, kind), addresses, pitches, memory kinds, index counts and the order of entries: equal for two pools
+/// that can be paired without conversion on equal ranks.
 std::uint64_t layout_digest(const Pool& pool);
 
 /// Bytes that move per token while the token is inside all windows: the sum of item lengths of the paged kv, dsa and minimax entries over the page
