@@ -33,7 +33,7 @@ struct PageSlice {
 Result<PageSlice> cp_rank_pages(std::span<const std::int64_t> pages, IndexRange slice, std::uint64_t total_pages, std::uint64_t cp_rank,
                                 std::uint64_t cp_size);
 
-/// Token locations that decode-context-parallel rank keeps: location mod dcp_size == dcp_rank.
+/// Token locations that decode-context-parallel rank keeps (location mod dcp_size == dcp_rank), as rows of that rank: location / dcp_size.
 Result<std::vector<std::int64_t>> dcp_rank_locations(std::span<const std::int64_t> token_locations, std::uint64_t dcp_size, std::uint64_t dcp_rank);
 
 /// First token of the window, rounded down to a page, on both sides, and the pages each has from there. A prefix beyond the decode start is an error.
