@@ -43,7 +43,7 @@ struct ListSlice {
   std::vector<std::uint64_t> source, target;  ///< equal lengths, paired by position
 };
 
-/// Plain MLA, one latent per layer then draft entries; layouts declare both sides.
+/// Plain MLA, one latent per layer then draft entries; layouts declare both sides. Flat state lists of one entry per layer (DSA) follow the same rule.
 Result<ListSlice> slice_mla(std::span<const std::uint64_t> source, std::span<const std::uint64_t> target, const ListLayout& source_layout,
                             const ListLayout& target_layout);
 
@@ -51,6 +51,10 @@ Result<ListSlice> slice_mla(std::span<const std::uint64_t> source, std::span<con
 /// refused with the expected lengths, the counts (c4, c128, total) and the length found.
 Result<ListSlice> slice_compressed_mla(std::uint32_t start, std::uint32_t end, std::span<const std::uint32_t> ratios, StateType type,
                                        std::span<const std::uint64_t> source, std::span<const std::uint64_t> target);
+/// The same for callers that declare what each list holds: a target that holds one stage only, or the draft layers' list, which is a component of its
+/// own (a draft layer has ratio 0: one window buffer or ring, no kv and no C128 state). A source without target layers ignores the stage.
+Result<ListSlice> slice_compressed_mla(std::span<const std::uint32_t> ratios, StateType type, std::span<const std::uint64_t> source,
+                                       std::span<const std::uint64_t> target, const ListLayout& source_layout, const ListLayout& target_layout);
 
 /// Pairing by published layer ids, first unused target entry with the same id. Positional only when neither side has ids and the counts are equal, or
 /// when the caller allows it by name.
@@ -61,8 +65,8 @@ struct EntryIds {
 Result<std::vector<std::pair<std::uint64_t, std::uint64_t>>> pair_entries(const EntryIds& source, const EntryIds& target,
                                                                           bool allow_positional_fallback);
 
-/// Target index of the source's state component: by (type, occurrence), or the same position when neither side declares types, or when
-/// `require_metadata` is false.
+/// Target index of the source's state component: by (type, occurrence); the same position only when the target declares no types and
+/// `require_metadata` is false. A target that declares types needs a source that does.
 Result<std::uint64_t> state_component_index(std::span<const std::string> source_types, std::span<const std::string> target_types,
                                             std::uint64_t source_index, bool require_metadata);
 
@@ -80,7 +84,8 @@ struct FlatFacts {
   std::uint32_t kv_heads = 0;  ///< MHA: heads on this rank; 0: not declared, no head range is set
   std::uint32_t first_head = 0;
 };
-/// Zero-length items are no entries. Every section length is checked against the declaration.
+/// Zero-length items are no entries, but count in the section lengths, which are all checked against the declaration. Pitch is the item length; a buffer
+/// that is no whole number of items is refused, except for compressed kv lists, whose unified pools end in rows of no page.
 Result<std::vector<Entry>> import_mha(const FlatList& list, const ListLayout& layout, const FlatFacts& facts);
 Result<std::vector<Entry>> import_mla(const FlatList& list, const ListLayout& layout, const FlatFacts& facts);
 Result<std::vector<Entry>> import_compressed_mla(const FlatList& list, StateType type, Stage stage, std::span<const std::uint32_t> ratios,
