@@ -89,6 +89,8 @@ class Backend {
   bool has(std::uint32_t capability) const noexcept { return (limits_.capabilities & capability) != 0; }
   std::string_view name() const noexcept;
   Result<std::string> effective_config() const;
+  const Plugin& plugin() const noexcept { return plugin_; }
+  kvferry_backend* handle() const noexcept { return backend_; }  ///< for callers that speak C: plugin().table->...(handle(), ...)
 
   struct RegionRequest {
     std::uint64_t address = 0, length = 0;
