@@ -163,11 +163,16 @@ std::string Engine::State::describe(const Transfer& transfer) const {
 
 // ---- driving
 
+// Every way in comes past the clock: what a link brings after a long pause must find our own stall first.
+void Engine::State::enter(std::uint64_t at_ns) {
+  now_ns = std::max(now_ns, at_ns);
+  check_stall();
+}
+
 bool Engine::progress(std::uint64_t now_ns) {
   State& state = *state_;
   state.worked = false;
-  state.now_ns = std::max(state.now_ns, now_ns);
-  state.check_stall();
+  state.enter(now_ns);
   state.last_progress_ns = state.now_ns;
   if (auto worked = state.backend.progress(); worked) {
     state.worked |= *worked;
@@ -181,9 +186,7 @@ bool Engine::progress(std::uint64_t now_ns) {
   }
   state.drain_backend();
   state.run_timers();
-  for (auto& [id, cause] : std::exchange(state.lose_peer_later, {})) {
-    if (Peer* peer = state.find_peer(id); peer != nullptr && peer->stage != PeerStage::closing) state.lose_peer(*peer, cause, true);
-  }
+  state.run_postponed();
   for (auto& [id, peer] : state.peers) {
     if (peer->stage == PeerStage::up) state.post(*peer);
   }
@@ -266,6 +269,23 @@ void Engine::State::run_timers() {
   }
 }
 
+// What a busy backend put off, and peers that must go but could not go in the middle of something else.
+void Engine::State::run_postponed() {
+  for (const auto& [id, key] : std::exchange(cancels_to_retry, {})) {
+    Peer* peer = find_peer(id);
+    if (peer != nullptr && peer->stage != PeerStage::closing) cancel_in_backend(*peer, key);
+  }
+  for (const auto& [id, transfer_id] : std::exchange(fences_to_retry, {})) {
+    Peer* peer = find_peer(id);
+    Transfer* transfer = find_transfer(transfer_id);
+    if (peer != nullptr && transfer != nullptr && peer->stage != PeerStage::closing) fence_in_backend(*peer, *transfer);
+  }
+  for (const auto& [id, cause] : std::exchange(lose_peer_later, {})) {
+    Peer* peer = find_peer(id);
+    if (peer != nullptr && peer->stage != PeerStage::closing) lose_peer(*peer, cause, true);
+  }
+}
+
 std::uint64_t Engine::next_deadline_ns() const {
   return state_->timers.empty() ? ~std::uint64_t{0} : state_->timers.top().at_ns;
 }
@@ -291,8 +311,9 @@ const session::EngineId& Engine::id() const noexcept { return state_->options.id
 // that queued up in the meantime may be applied, so every peer goes before the backend moves.
 void Engine::State::check_stall() {
   if (peers.empty() || last_progress_ns == 0 || now_ns - last_progress_ns <= options.lease_ns) return;
+  const std::uint64_t stalled_ns = now_ns - std::exchange(last_progress_ns, now_ns);
   ++counters.stalls;
-  const Error cause(ErrorCode::peer_lost, "engine " + options.name + " was stalled for " + std::to_string((now_ns - last_progress_ns) / 1'000'000) +
+  const Error cause(ErrorCode::peer_lost, "engine " + options.name + " was stalled for " + std::to_string(stalled_ns / 1'000'000) +
                                               " ms, longer than its lease of " + std::to_string(options.lease_ns / 1'000'000) +
                                               " ms: everything queued meanwhile is fenced");
   std::vector<PeerId> ids;

@@ -26,6 +26,7 @@ std::string versions(const session::Hello& hello) {
 
 PeerId Engine::open_peer(std::string_view address, std::uint64_t deadline_ns) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   const LinkId link{state.new_id()};
   Peer& peer = state.make_peer(link, true, address, deadline_ns);
   state.links.connect(link, address, peer.connect_deadline_ns);
@@ -34,6 +35,7 @@ PeerId Engine::open_peer(std::string_view address, std::uint64_t deadline_ns) {
 
 LinkId Engine::accept_link(std::string_view remote_address) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   const LinkId link{state.new_id()};
   state.make_peer(link, false, remote_address, 0);
   return link;
@@ -41,6 +43,7 @@ LinkId Engine::accept_link(std::string_view remote_address) {
 
 void Engine::link_opened(LinkId link) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer_by_link(link);
   if (peer == nullptr || peer->stage != PeerStage::linking) return;
   peer->stage = PeerStage::greeting;
@@ -50,6 +53,7 @@ void Engine::link_opened(LinkId link) {
 
 void Engine::link_message(LinkId link, session::Message message) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer_by_link(link);
   if (peer == nullptr) return;
   peer->last_heard_ns = state.now_ns;
@@ -58,6 +62,7 @@ void Engine::link_message(LinkId link, session::Message message) {
 
 void Engine::link_lost(LinkId link, Error error) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer_by_link(link);
   state.peer_by_link.erase(static_cast<std::uint64_t>(link));
   if (peer == nullptr) return;
@@ -71,6 +76,7 @@ void Engine::link_lost(LinkId link, Error error) {
 
 Result<void> Engine::close_peer(PeerId id) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer(id);
   if (peer == nullptr) return fail(ErrorCode::not_found, "close peer " + std::to_string(static_cast<std::uint64_t>(id)) + ": no such peer");
   peer->close_when_idle = true;

@@ -204,6 +204,8 @@ struct Engine::State {
   std::map<std::uint64_t, std::shared_ptr<PlanJob>> plan_jobs;
   std::priority_queue<Timer, std::vector<Timer>, std::greater<>> timers;
   std::vector<std::pair<PeerId, Error>> lose_peer_later;  // found out in the middle of something else
+  std::vector<std::pair<PeerId, RoomKey>> cancels_to_retry;    // the backend was busy
+  std::vector<std::pair<PeerId, TransferId>> fences_to_retry;
   std::deque<Event> events;
   std::vector<kvferry_event> polled;
   EngineCounters counters;
@@ -265,12 +267,14 @@ struct Engine::State {
   Result<void> check_inside_pool(const IndicesBySpace& indices) const;
   void fail_outgoing(Peer& peer, RoomKey key, Error cause, bool tell);
   void settle_outgoing(Peer& peer, RoomKey key);
+  void cancel_in_backend(Peer& peer, RoomKey key);
   void quiesce_outgoing(Peer& peer, RoomKey key);
   void remember_ended(Peer& peer, RoomKey key, const Error& cause);
   void announce(Transfer& transfer);
   void on_notification(Peer& peer, const kvferry_notification& notification);
   Result<std::uint64_t> expected_bytes(const Peer& peer, const Transfer& transfer) const;
   void fail_incoming(Transfer& transfer, Error cause, std::optional<PeerId> origin);
+  void fence_in_backend(Peer& peer, Transfer& transfer);
   void on_fenced(const kvferry_event& event);
   void settle_writer(PeerId peer, bool quarantine);
   void settle_incoming(Transfer& transfer);
@@ -281,9 +285,11 @@ struct Engine::State {
   void erase(Transfer& transfer);
 
   // ---- driving (engine.cpp)
+  void enter(std::uint64_t at_ns);
   void drain_backend();
   void on_backend_event(const kvferry_event& event);
   void run_timers();
+  void run_postponed();
   void add_timer(Timer timer) { timers.push(timer); }
 };
 

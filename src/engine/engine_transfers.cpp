@@ -42,6 +42,7 @@ Result<Transfer*> Engine::State::adopt(Transfer transfer) {
 
 Result<TransferId> Engine::submit(PagedTransfer paged) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer(paged.peer);
   const std::string what = "submit room " + number(paged.room) + " chunk " + number(paged.chunk);
   if (peer == nullptr) return fail(ErrorCode::not_found, what + ": no peer " + number(static_cast<std::uint64_t>(paged.peer)));
@@ -73,6 +74,7 @@ Result<TransferId> Engine::submit(PagedTransfer paged) {
 
 Result<TransferId> Engine::submit(RawTransfer raw) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Peer* peer = state.find_peer(raw.peer);
   const std::string what = "submit " + number(raw.writes.size()) + " raw writes";
   if (peer == nullptr) return fail(ErrorCode::not_found, what + ": no peer " + number(static_cast<std::uint64_t>(raw.peer)));
@@ -98,6 +100,7 @@ Result<TransferId> Engine::submit(RawTransfer raw) {
 
 Result<TransferId> Engine::expect(Expectation expectation) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   const std::string what = "expect room " + number(expectation.room) + " generation " + number(expectation.generation);
   if (expectation.room == 0) return fail(ErrorCode::invalid_argument, what + ": room 0 means \"not landed\" in the metadata and cannot be used");
   if (!state.options.pool) return fail(ErrorCode::invalid_argument, what + ": engine " + state.options.name + " has no pool");
@@ -162,6 +165,7 @@ Result<void> Engine::State::check_inside_pool(const IndicesBySpace& indices) con
 
 Result<void> Engine::cancel(TransferId id, std::string_view why) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   Transfer* transfer = state.find_transfer(id);
   if (transfer == nullptr || transfer->phase == Phase::ended) {
     return fail(ErrorCode::not_found, "cancel transfer " + number(static_cast<std::uint64_t>(id)) + ": no such transfer, or it has ended");
@@ -172,6 +176,7 @@ Result<void> Engine::cancel(TransferId id, std::string_view why) {
 
 Result<void> Engine::fence(PeerId id, std::uint64_t room, std::uint32_t generation) {
   State& state = *state_;
+  state.enter(state.host.now_ns());
   kvferry_peer backend_peer = 0;
   if (id != PeerId{}) {
     Peer* peer = state.find_peer(id);
@@ -507,8 +512,18 @@ void Engine::State::fail_outgoing(Peer& peer, RoomKey key, Error cause, bool tel
   if (!posted) return quiesce_outgoing(peer, key);  // the backend never saw it
   room.cancel_sent = true;
   if (peer.stage == PeerStage::closing) return;  // PEER_CLOSED proves it
-  if (auto canceled = backend.cancel(peer.backend_peer, key.first, key.second); !canceled) {
-    if (canceled.error().code == ErrorCode::not_found) quiesce_outgoing(peer, key);
+  cancel_in_backend(peer, key);
+}
+
+void Engine::State::cancel_in_backend(Peer& peer, RoomKey key) {
+  auto canceled = backend.cancel(peer.backend_peer, key.first, key.second);
+  if (canceled) return;
+  if (canceled.error().code == ErrorCode::busy) {
+    cancels_to_retry.emplace_back(peer.id, key);  // its event queue is full; it is polled first
+  } else if (canceled.error().code == ErrorCode::not_found) {
+    quiesce_outgoing(peer, key);  // the backend has finished with the peer
+  } else {
+    lose_peer_later.push_back({peer.id, canceled.error().within(describe(peer))});
   }
 }
 
@@ -730,16 +745,22 @@ void Engine::State::fail_incoming(Transfer& transfer, Error cause, std::optional
       continue;
     }
     if (peer->stage == PeerStage::closing) continue;  // its PEER_CLOSED settles the writer
-    const std::uint64_t tag = new_id();
-    fences[tag] = {transfer.id, writer.peer};
-    auto fenced = backend.fence(peer->backend_peer, transfer.room, transfer.generation, tag, now_ns + options.quiesce_timeout_ns);
-    if (!fenced) {
-      // A backend that cannot fence one room is cut off: closing the peer is the stronger fence.
-      fences.erase(tag);
-      lose_peer_later.push_back({peer->id, fenced.error().within(describe(*peer))});
-    }
+    fence_in_backend(*peer, transfer);
   }
   settle_incoming(transfer);
+}
+
+void Engine::State::fence_in_backend(Peer& peer, Transfer& transfer) {
+  const std::uint64_t tag = new_id();
+  auto fenced = backend.fence(peer.backend_peer, transfer.room, transfer.generation, tag, now_ns + options.quiesce_timeout_ns);
+  if (fenced) {
+    fences[tag] = {transfer.id, peer.id};
+  } else if (fenced.error().code == ErrorCode::busy) {
+    fences_to_retry.emplace_back(peer.id, transfer.id);
+  } else {
+    // A backend that cannot fence one room is cut off: closing the peer is the stronger fence.
+    lose_peer_later.push_back({peer.id, fenced.error().within(describe(peer))});
+  }
 }
 
 void Engine::State::on_fenced(const kvferry_event& event) {
