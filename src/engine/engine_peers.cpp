@@ -403,7 +403,10 @@ void Engine::State::lose_peer(Peer& peer, Error cause, bool tell) {
   close_backend_peer(peer, KVFERRY_CLOSE_FORCE);
 
   events.push_back({EventKind::peer_lost, peer.id, {}, 0, 0, cause, {}, {}});
-  peer.waiting.clear();
+  for (const TransferId id : std::exchange(peer.waiting, {})) {
+    const Transfer* transfer = find_transfer(id);  // in no room yet: it gets one to end in
+    if (transfer != nullptr) peer.outgoing[{transfer->room, transfer->generation}].transfers.push_back(id);
+  }
   peer.refreshing.clear();
   std::vector<RoomKey> rooms;
   for (const auto& [key, room] : peer.outgoing) rooms.push_back(key);

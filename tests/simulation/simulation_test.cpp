@@ -8,6 +8,7 @@
 // - an engine that nobody hurt goes on serving.
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <iostream>
 #include <set>
 
 #include "support/test_pools.h"
@@ -62,6 +63,7 @@ class Story {
     check_released();
   }
 
+  bool loud = false;  ///< tells every event
   std::uint64_t done_count = 0, failed_count = 0;
   std::uint64_t virtual_ns() const { return world_.now_ns; }
 
@@ -405,6 +407,11 @@ class Story {
   }
 
   void on_event(Side& side, const Event& event) {
+    if (loud) {
+      std::cerr << world_.now_ns / kMicrosecond << " us " << side.actor->name << " event " << static_cast<int>(event.kind) << " transfer "
+                << static_cast<std::uint64_t>(event.transfer) << " room " << event.room << " peer " << static_cast<std::uint64_t>(event.peer) << " "
+                << (event.error ? event.error->text : "") << "\n";
+    }
     const auto found = by_transfer_.find({side.actor, event.transfer});
     if (found == by_transfer_.end()) return;
     Request& request = *found->second;
@@ -542,6 +549,7 @@ TEST_CASE("no seed of faults makes a wrong byte, a late byte, a double end or a 
     const std::uint64_t seed = only != 0 ? only : 1000 + i;
     INFO("seed " << seed << " (KVFERRY_SIMULATION_SEED=" << seed << ")");
     Story story(seed);
+    story.loud = only != 0;
     story.run();
     done += story.done_count;
     failed += story.failed_count;

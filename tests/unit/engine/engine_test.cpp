@@ -225,6 +225,14 @@ TEST_CASE("submits made before the peer is up are kept and served") {
   CHECK(pair.wrong_bytes(6, target) == 0);
 }
 
+TEST_CASE("a submit that waits for a peer which never comes up fails with the peer's cause") {
+  Pair pair({{0, 4}}, {}, {}, false);
+  pair.to_decode.push_back(pair.world.connect(*pair.prefill[0], "nowhere"));
+  const TransferId sent = pair.submit(0, 6, pages({1, 2}));
+  REQUIRE(pair.run([&] { return pair.quiesced(*pair.prefill[0], sent); }));
+  CHECK(contains(pair.prefill[0]->find(EventKind::transfer_failed, sent)->error->text, "nowhere"));
+}
+
 TEST_CASE("layouts that do not fit are refused at connect time, with both values, on both sides") {
   PoolShape wide;
   wide.item_bytes = wide.pitch_bytes = 512;
