@@ -1,0 +1,66 @@
+// Sends batches as scatter messages: many pieces to a message, packed by UCX straight from the source into its own buffer, applied by the neighbour's guard.
+//
+//   write  |-------- 300 KiB --------|    |1 KiB| |1 KiB| |1 KiB|
+//   message [head|1 entry |  15 KiB  ] ... [head|3 entries| 1 KiB | 1 KiB | 1 KiB]
+//
+// A message stays within one fragment of the lane (a longer one is five times slower over TCP and ends the target in an assertion over shared memory), so
+// long writes are cut. The number of messages that are not acknowledged is bounded; acknowledgements are cumulative and come when the queue runs dry, and
+// four times per window.
+#pragma once
+
+#include <vector>
+
+#include "counters.h"
+#include "kvferry/result.h"
+#include "link.h"
+#include "sender.h"
+
+namespace kvferry::ucx {
+
+class ScatterSender final : public Sender {
+ public:
+  struct Options {
+    std::uint64_t token = 0;  ///< of the neighbour
+    std::uint64_t message_bytes = 0;
+    std::uint64_t messages_in_flight = 0;
+  };
+  ScatterSender(Link& link, const Options& options, Counters& counters);
+
+  Pumped pump(WriteQueue& queue, QueueOwner& owner) override;
+  std::uint64_t delivered() const noexcept override { return delivered_; }
+  void give_up(std::uint64_t first_sequence, std::uint64_t last_sequence) override;
+  bool reads_room(std::uint64_t room, std::uint32_t generation) const override;
+  bool reads_region(kvferry_region region) const override;
+
+  /// Error: the neighbour counts differently than we do; nothing it says can be believed.
+  Result<void> on_ack(const AckMessage& ack);
+  void on_refused() { ++refused_received_; (void)take_ack(); }
+  std::uint64_t sent() const noexcept { return sequence_; }
+
+ private:
+  SendSlot* free_slot();
+  bool can_send();
+  void skip_batch(WriteQueue& queue, const Batch& batch);
+  void fill(WriteQueue& queue, Batch& batch, SendSlot& slot);
+  void add_sources(WriteQueue& queue, SendSlot& slot, std::uint64_t length);
+  void send(WriteQueue& queue, QueueOwner& owner, Batch& batch, SendSlot& slot, bool last);
+  bool take_ack();
+
+  Link& link_;
+  const Options options_;
+  Counters& counters_;
+  const std::uint32_t entries_max_;
+  std::vector<SendSlot> slots_;
+  std::size_t next_slot_ = 0;
+  std::uint64_t sequence_ = 0;   ///< of the newest message
+  std::uint64_t delivered_ = 0;
+  std::uint64_t ack_every_;
+  std::vector<std::uint64_t> entries_upto_;  ///< per message in flight: entries sent up to and with it
+  std::uint64_t entries_sent_ = 0;
+  std::uint32_t entry_count_ = 0;      ///< of the message being filled
+  std::uint64_t payload_bytes_ = 0;
+  std::uint64_t refused_received_ = 0;
+  AckMessage newest_ack_{};  ///< waits while a refusal it counts has not arrived
+};
+
+}  // namespace kvferry::ucx
