@@ -12,8 +12,11 @@ bool same_set(const sigset_t& a, const sigset_t& b) noexcept {
   return true;
 }
 
+/// The C library sets this flag on what it installs (SA_RESTORER of the kernel's headers): it is not a difference.
+constexpr int kRestorerFlag = 0x04000000;
+
 bool same_action(const struct sigaction& a, const struct sigaction& b) noexcept {
-  if (a.sa_flags != b.sa_flags || !same_set(a.sa_mask, b.sa_mask)) return false;
+  if ((a.sa_flags & ~kRestorerFlag) != (b.sa_flags & ~kRestorerFlag) || !same_set(a.sa_mask, b.sa_mask)) return false;
   if ((a.sa_flags & SA_SIGINFO) != 0) return a.sa_sigaction == b.sa_sigaction;
   return a.sa_handler == b.sa_handler;
 }

@@ -58,8 +58,9 @@ TEST_CASE("a canceled room ends, its source is free, and after the fence nothing
       CHECK(end < &quiesced);
       if (end->kind == KVFERRY_EVENT_BATCH_FAILED) CHECK(end->error.code == KVFERRY_ERROR_CANCELED);
     }
-    // The source is ours again: what is written into it now must not be seen at the target.
+    // The source is ours again: what is written into it now must not be seen at the target, even if something is still on its way.
     pair.source.fill(0xbad);
+    drive_steps(pair.both, 200);
     ok(pair.b->fence(pair.to_a(), 6, 1, 88, in_seconds(30)));
     drive(
         pair.both, [&] { return pair.b.find(KVFERRY_EVENT_FENCED, 88) != nullptr; }, "the room is fenced");
