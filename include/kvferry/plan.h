@@ -53,7 +53,7 @@ struct PlanLimits {
 };
 
 /// Regions of one side by address, for callers that know addresses only. Overlaps are legal; the smallest region that holds the whole range wins, of
-/// equal ranges the newest.
+/// equally long ones the one that begins last, of equal ranges the newest.
 class RegionMap {
  public:
   struct Region {

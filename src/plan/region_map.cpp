@@ -11,6 +11,7 @@
 /// ones one step for each level.
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include "kvferry/plan.h"
 #include "range_text.h"
@@ -57,7 +58,13 @@ Result<void> RegionMap::add(Region region) {
     return a.address != b.address ? a.address < b.address : a.length > b.length;
   });
   const auto place = static_cast<std::size_t>(after - regions_.begin());
-  regions_.insert(after, region);
+  try {
+    outer_.push_back(kNone);
+    regions_.insert(after, region);
+  } catch (const std::bad_alloc&) {
+    outer_.resize(regions_.size());
+    return fail(ErrorCode::no_memory, "out of memory");
+  }
   link_from(place);
   return {};
 }
