@@ -23,6 +23,7 @@ using nlohmann::json;
 constexpr std::string_view kMamba = "Mamba state";
 constexpr std::string_view kGatedDelta = "gated delta net (linear attention)";
 constexpr std::string_view kKda = "KDA linear attention";
+constexpr std::string_view kLinear = "linear attention";
 constexpr std::string_view kLightning = "lightning (linear) attention";
 constexpr std::string_view kConvolution = "short convolution state";
 constexpr std::string_view kRecurrent = "recurrent state";
@@ -37,8 +38,8 @@ constexpr std::string_view kCross = "cross attention (encoder-decoder)";
 constexpr std::string_view kLooped = "layers run more than once";
 
 /// When a field tells: it is set (config_fields.h, telling), is more than 1, or is set in a model that has no sliding window (MiMo-V2 carries a chunk size
-/// beside its window).
-enum class Tells : std::uint8_t { set, above_one, without_window };
+/// beside its window), or is set and nothing above told more.
+enum class Tells : std::uint8_t { set, above_one, without_window, alone };
 
 struct Rule {
   std::string_view field;  ///< a trailing * stands for any ending
@@ -49,12 +50,14 @@ struct Rule {
 constexpr Rule kRules[] = {
     {"linear_attn_config", kKda},
     {"kda_*", kKda},
-    {"linear_num_*", kGatedDelta},
+    {"linear_num_heads", kKda},
+    {"linear_head_dim", kKda},
+    {"linear_num_key_heads", kGatedDelta},
+    {"linear_num_value_heads", kGatedDelta},
     {"linear_key_*", kGatedDelta},
     {"linear_value_*", kGatedDelta},
-    {"linear_conv_*", kGatedDelta},
-    {"linear_head_dim", kGatedDelta},
-    {"full_attention_interval", kGatedDelta},
+    {"linear_conv_*", kLinear, Tells::alone},
+    {"full_attention_interval", kLinear, Tells::alone},
     {"hybrid_override_pattern", kMamba},
     {"layers_block_type", kMamba},
     {"mamba_*", kMamba},
@@ -99,13 +102,14 @@ constexpr LayerType kLayerTypes[] = {
     {"full_attention", {}},
     {"sliding_attention", {}},
     {"attention", {}},
-    {"linear_attention", kGatedDelta},
+    {"linear_attention", kLinear},
     {"mamba", kMamba},
     {"mamba2", kMamba},
     {"conv", kConvolution},
     {"recurrent", kRecurrent},
     {"chunked_attention", kChunked},
     {"deepseek_sparse_attention", kDsa},
+    {"indexed_attention", kDsa},
 };
 constexpr std::string_view kCompressedLayerTypes[] = {"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"};
 
@@ -193,6 +197,8 @@ class Findings {
     }
   }
 
+  [[nodiscard]] bool empty() const { return kinds_.empty(); }
+
   [[nodiscard]] Result<void> verdict(const Model& model, std::string_view base) const {
     if (kinds_.empty()) return {};
     std::string text = "kind " + std::string(base);
@@ -228,6 +234,7 @@ void find_by_rules(const Object& object, Findings& findings) {
       const json* value = object.telling(member.key());
       if (value == nullptr || member.key().ends_with("_dtype")) continue;  // a state's dtype is written by models that have it under another name
       if (rule.tells == Tells::above_one && value->is_number() && value->get<double>() <= 1) continue;
+      if (rule.tells == Tells::alone && !findings.empty()) continue;
       if (rule.tells == Tells::without_window && object.telling("sliding_window") != nullptr) continue;
       findings.add(rule.kind, object.shown(member.key()));
     }
@@ -281,7 +288,8 @@ Result<void> find_by_layer_types(const Model& model, Findings& findings) {
     }
     const auto known = std::find_if(std::begin(kLayerTypes), std::end(kLayerTypes), [&](const LayerType& entry) { return entry.name == type; });
     if (known != std::end(kLayerTypes)) {
-      if (!known->kind.empty()) findings.add(known->kind, where);
+      // The layer types of a hybrid say less than its other fields, so they speak only where nothing else did.
+      if (!known->kind.empty() && findings.empty()) findings.add(known->kind, where);
       continue;
     }
     if (has(kCompressedLayerTypes, type)) return model.text.missing("compress_ratios", where + " is one of compressed MLA, which needs a ratio per layer");

@@ -41,7 +41,7 @@ struct ClassDefaults {
   std::uint32_t heads, kv_heads, head_dim;
 };
 constexpr ClassDefaults kClassDefaults[] = {
-    {"afmoe", 16, 0, 128},           {"bitnet", 20, 5, 0},           {"chameleon", 32, 32, 0},        {"cohere2_moe", 64, 0, 128},   {"dots1", 32, 32, 0},
+    {"afmoe", 16, 0, 128},           {"bitnet", 20, 5, 0},           {"chameleon", 32, 32, 0},        {"dots1", 32, 32, 0},
     {"emu3_text_model", 32, 8, 0},   {"ernie4_5", 16, 2, 128},       {"ernie4_5_moe", 20, 4, 0},      {"exaone", 32, 8, 0},          {"exaone4", 32, 32, 0},
     {"exaone_moe", 32, 32, 0},       {"gemma", 16, 16, 256},         {"gemma2", 8, 4, 256},           {"gemma3_text", 8, 4, 256},    {"glm", 32, 2, 128},
     {"glm4", 32, 2, 128},            {"glm4_moe", 96, 8, 0},         {"glm4v_text", 32, 2, 0},        {"glm4v_moe_text", 96, 8, 0},  {"helium", 20, 20, 128},
@@ -60,7 +60,7 @@ constexpr ClassPattern kClassPatterns[] = {{"afmoe", 4}, {"cohere2", 4}, {"exaon
 
 /// Model types whose full and sliding layers lie in one pool (they are not in the list that config_kinds.cpp has from the engine). A mixture in a model
 /// that neither list names is refused: nothing in the fields tells where its sliding layers live.
-constexpr std::string_view kOnePoolMixtures[] = {"afmoe",       "cohere2",         "cohere2_moe", "cwm",   "dots1",     "exaone4", "exaone_moe", "gemma2",          "gemma3",  "gemma3_text", "ministral",
+constexpr std::string_view kOnePoolMixtures[] = {"afmoe",       "cohere2",         "cwm",   "dots1",     "exaone4", "exaone_moe", "gemma2",          "gemma3",  "gemma3_text", "ministral",
                                                  "olmo3",       "qwen2",           "qwen2_moe",   "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text",
                                                  "smollm3",     "vaultgemma"};
 
