@@ -14,11 +14,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/post.hpp>
+#include <cctype>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -42,6 +44,7 @@ constexpr std::uint64_t kFirstNodeId = 1ull << 40;      // transfer ids given ou
 constexpr std::size_t kEventsPerRound = 64;
 constexpr std::size_t kEventsKept = 1u << 16;           // unpolled
 constexpr std::size_t kOutcomesKept = 1u << 16;         // ended, neither waited for nor polled
+constexpr std::string_view kBackendPrefixes[] = {"KVFERRY_LOOPBACK_", "KVFERRY_UCX_", "KVFERRY_VERBS_"};
 constexpr auto kSleepMax = 100ms;
 constexpr auto kCallTimeout = 30s;                      // of a command that only needs the loop to come round
 constexpr auto kCloseTimeout = 2s;
@@ -109,6 +112,20 @@ class SignalsBlocked {
   sigset_t before_{};
 };
 
+// A misspelt setting must not be silence. Keys of the backend in use are checked by the backend itself.
+void name_unknown_settings(const Host& host, std::string_view backend) {
+  std::string own = "KVFERRY_" + std::string(backend) + "_";
+  std::transform(own.begin(), own.end(), own.begin(), [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+  for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+    const std::string_view text(*variable);
+    const std::string_view name = text.substr(0, text.find('='));
+    if (name.substr(0, 8) != "KVFERRY_" || name == "KVFERRY_PLUGIN_PATH" || name.substr(0, own.size()) == own) continue;
+    const bool other = std::any_of(std::begin(kBackendPrefixes), std::end(kBackendPrefixes),
+                                   [&](std::string_view prefix) { return name.substr(0, prefix.size()) == prefix; });
+    if (!other) host.log(LogLevel::warn, "node", "setting " + std::string(name) + " is not known and has no effect");
+  }
+}
+
 void name_this_thread(const std::string& name) { pthread_setname_np(pthread_self(), name.substr(0, 15).c_str()); }
 
 }  // namespace
@@ -155,6 +172,7 @@ struct Node::State {
   void watch_backend();
   void hand_out_events();
   void hand_out(Event event);
+  void hand_out_refusal(TransferId id, std::uint64_t room, std::uint32_t generation, const Error& cause);
   Result<void> here(std::string_view what) const;
 
   /// Runs `function` on the engine's thread and waits for its answer.
@@ -187,6 +205,7 @@ Result<void> Node::State::here(std::string_view what) const {
 Result<void> Node::State::open() {
   auto plugin = options.plugin_file.empty() ? load_plugin(options.backend, host) : load_plugin_file(options.plugin_file, host);
   if (!plugin) return fail(plugin.error());
+  name_unknown_settings(host, plugin->table->name);
   Settings settings = backend_settings_from_environment(plugin->table->name);
   for (const auto& given : options.backend_settings) {
     const auto same = std::find_if(settings.begin(), settings.end(), [&](const auto& setting) { return setting.first == given.first; });
@@ -500,24 +519,29 @@ Result<TransferId> Node::State::start(Request request, Result<TransferId> (Engin
     outcomes.emplace(static_cast<std::uint64_t>(id), Entry{});
   }
   asio::post(context, [this, id, begin, request = std::move(request)]() mutable {
-    Event event;
-    event.room = request.room;
-    event.generation = request.generation;
+    const std::uint64_t room = request.room;
+    const std::uint32_t generation = request.generation;
     auto begun = (engine.get()->*begin)(std::move(request));
-    if (begun) return;
-    event.kind = EventKind::transfer_failed;
-    event.transfer = id;
-    event.error = begun.error();
-    const std::lock_guard lock(mutex);
-    hand_out(event);
-    event.kind = EventKind::transfer_quiesced;  // nothing of it ever started
-    event.error.reset();
-    hand_out(std::move(event));
-    changed.notify_all();
-    const std::uint64_t one = 1;
-    (void)!write(event_fd, &one, sizeof one);
+    if (!begun) hand_out_refusal(id, room, generation, begun.error());
   });
   return id;
+}
+
+// A transfer that the core did not take: it failed, and nothing of it ever started.
+void Node::State::hand_out_refusal(TransferId id, std::uint64_t room, std::uint32_t generation, const Error& cause) {
+  const std::lock_guard lock(mutex);
+  for (const EventKind kind : {EventKind::transfer_failed, EventKind::transfer_quiesced}) {
+    Event event;
+    event.kind = kind;
+    event.transfer = id;
+    event.room = room;
+    event.generation = generation;
+    if (kind == EventKind::transfer_failed) event.error.emplace(cause);
+    hand_out(std::move(event));
+  }
+  changed.notify_all();
+  const std::uint64_t one = 1;
+  (void)!write(event_fd, &one, sizeof one);
 }
 
 Result<TransferId> Node::submit(PagedTransfer transfer) { return state_->start(std::move(transfer), &Engine::submit); }

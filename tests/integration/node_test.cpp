@@ -259,6 +259,16 @@ TEST_CASE("the child of a fork is refused") {
   CHECK(WEXITSTATUS(status) == 0);
 }
 
+TEST_CASE("a misspelt setting is named in the log") {
+  setenv("KVFERRY_NO_SUCH_THING", "1", 1);
+  std::string told;
+  NodeOptions options = loopback("speller");
+  options.log = [&](LogLevel, std::string_view, std::string_view text) { told += text; };
+  { auto node = must_open(std::move(options)); }
+  unsetenv("KVFERRY_NO_SUCH_THING");
+  CHECK(contains(told, "KVFERRY_NO_SUCH_THING"));
+}
+
 TEST_CASE("effective settings are readable and name the backend's") {
   auto node = must_open(loopback("reader"));
   const auto config = node->effective_config();

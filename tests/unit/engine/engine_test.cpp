@@ -1,8 +1,22 @@
 // What a user of the engine core relies on, told as short stories on the virtual clock (support/world.h).
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <new>
 
 #include "support/test_pools.h"
 #include "support/world.h"
+
+// Counts what this program allocates; the tests are one thread.
+namespace {
+std::uint64_t allocations = 0;
+}
+void* operator new(std::size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes != 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace kvferry::test {
 namespace {
@@ -630,6 +644,31 @@ TEST_CASE("a region registered a moment ago is found after one question to the p
   REQUIRE(pair.world.run([&] { return gone = gone || *pair.b->engine->deregister_region(*region); }, kSecond));
   CHECK(pair.a->has(EventKind::transfer_failed, pair.send({{pair.address(pair.source), pair.address(pair.target) + 6000, 50}})));
   CHECK(pair.target[6000] == kPoison);
+}
+
+TEST_CASE("posting allocates nothing per write") {
+  BarePair pair;
+  const auto allocations_for = [&](std::uint64_t count) {
+    RawTransfer transfer;
+    transfer.peer = pair.to_b;
+    for (std::uint64_t k = 0; k < count; ++k) transfer.writes.push_back({pair.address(pair.source) + k * 8, pair.address(pair.target) + (k * 7 % 500) * 8, 4});
+    const auto id = pair.a->engine->submit(std::move(transfer));
+    REQUIRE(id.has_value());
+    const std::uint64_t before = allocations;
+    Event events[8];
+    std::size_t done = 0;
+    for (int step = 0; step < 100 && done == 0; ++step) {
+      pair.world.now_ns += 10 * kMicrosecond;
+      pair.a->engine->progress(pair.world.now_ns);
+      pair.b->engine->progress(pair.world.now_ns);
+      done = pair.a->engine->poll(events);
+    }
+    REQUIRE(done != 0);
+    return allocations - before;
+  };
+  (void)allocations_for(500);  // the first transfer sizes the peer's arrays
+  const std::uint64_t few = allocations_for(2), many = allocations_for(500);
+  CHECK(many == few);
 }
 
 TEST_CASE("many threads' worth of raw transfers to one peer share the window and all end") {
