@@ -16,10 +16,6 @@ namespace {
 
 constexpr std::uint64_t kLeaveNs = 1'000'000'000;  // how long a graceful close waits for the other side's end of the link
 
-std::string versions(const session::Hello& hello) {
-  return std::to_string(hello.version_min) + ".." + std::to_string(hello.version_max);
-}
-
 }  // namespace
 
 // ---- the owner's calls
@@ -179,10 +175,7 @@ Result<void> Engine::State::send_hello(Peer& peer) {
 }
 
 Result<void> Engine::State::check_hello(const Peer& peer, const session::Hello& hello) const {
-  if (hello.version_min > session::kProtocolVersion || hello.version_max < session::kProtocolVersionMin) {
-    session::Hello own;
-    return fail(ErrorCode::version, describe(peer) + ": speaks session protocol " + versions(hello) + ", we speak " + versions(own));
-  }
+  if (auto version = session::negotiate_version(hello); !version) return fail(version.error().within(describe(peer)));
   if (hello.engine == options.id) return fail(ErrorCode::invalid_argument, describe(peer) + ": this engine was asked to connect to itself");
   if (hello.backend != backend.name()) {
     return fail(ErrorCode::mismatch, describe(peer) + ": its backend is " + hello.backend + ", ours is " + std::string(backend.name()) +
@@ -398,7 +391,7 @@ void Engine::State::start_leaving(Peer& peer) {
 // `tell`: the link may still carry our goodbye.
 void Engine::State::lose_peer(Peer& peer, Error cause, bool tell) {
   worked = true;
-  if (tell) send(peer, session::Goodbye{static_cast<std::int32_t>(cause.code), cause.text.substr(0, session::kTextBytesMax)});
+  if (tell) send(peer, session::Goodbye{static_cast<std::int32_t>(cause.code), session::fit_text(cause.text)});
   peer.cause = cause;
   close_backend_peer(peer, KVFERRY_CLOSE_FORCE);
 

@@ -494,7 +494,7 @@ void Engine::State::fail_outgoing(Peer& peer, RoomKey key, Error cause, bool tel
   if (room.transfers.empty() && room.announce) --peer.parked;
   room.cause = cause;
   if (tell) {
-    send(peer, session::Abort{key.first, key.second, static_cast<std::int32_t>(cause.code), cause.text.substr(0, session::kTextBytesMax)});
+    send(peer, session::Abort{key.first, key.second, static_cast<std::int32_t>(cause.code), session::fit_text(cause.text)});
   }
   bool posted = false;
   for (const TransferId id : room.transfers) {
@@ -590,7 +590,7 @@ void Engine::State::on_announce(Peer& peer, session::Announce message) {
   if (const auto ended = peer.ended_rooms.find(key); ended != peer.ended_rooms.end()) {
     ++counters.messages_ignored;
     const Error& cause = ended->second;
-    return send(peer, session::Abort{key.first, key.second, static_cast<std::int32_t>(cause.code), cause.text.substr(0, session::kTextBytesMax)});
+    return send(peer, session::Abort{key.first, key.second, static_cast<std::int32_t>(cause.code), session::fit_text(cause.text)});
   }
   OutgoingRoom& room = peer.outgoing[key];
   if (room.announce || message.room == 0) {
@@ -738,7 +738,7 @@ void Engine::State::fail_incoming(Transfer& transfer, Error cause, std::optional
     }
     remember_ended(*peer, {transfer.room, transfer.generation}, cause);
     if (origin != writer.peer) {
-      send(*peer, session::Abort{transfer.room, transfer.generation, static_cast<std::int32_t>(cause.code), cause.text.substr(0, session::kTextBytesMax)});
+      send(*peer, session::Abort{transfer.room, transfer.generation, static_cast<std::int32_t>(cause.code), session::fit_text(cause.text)});
     }
     if (peer->backend_peer == 0) {
       writer.quiesced = true;
