@@ -1,7 +1,7 @@
 """Golden cases from the declared semantics: what a caller states decides which case is served and which is refused.
 
-Written apart from the library, as slowly and plainly as it goes: every list is a dictionary from what a buffer is to its pointer, and a slice asks for the
-keys of the source in the target. Each generator yields a case; a case that the declarations do not allow is a hazard without `correct`.
+Written apart from the library, as slowly and plainly as it goes: every list is a dictionary from what a buffer is to its pointer, and a slice asks
+for the keys of the source in the target. Each generator yields a case; a case that the declarations do not allow is a hazard without `correct`.
 """
 
 LARGE = 1 << 63  # pointers lie on both sides of it
@@ -68,7 +68,9 @@ def mha(random, name):
 
 def compressed_keys(state_type, first, layers, drafts, ratios, window_end):
     span = range(first, first + layers)
-    of = lambda word, ratio: [(word, layer) for layer in span if ratios[layer] == ratio]
+
+    def of(word, ratio):
+        return [(word, layer) for layer in span if ratios[layer] == ratio]
     window = [("window", layer) for layer in span if layer < window_end] if layers else [("window", "draft", layer) for layer in range(drafts)]
     return {None: of("c4", 4) + of("indexer", 4) + of("c128", 128), "swa": window + of("c4", 4) + of("indexer", 4), "swa_ring": window,
             "c128_state": of("c128", 128)}[state_type]
@@ -76,14 +78,18 @@ def compressed_keys(state_type, first, layers, drafts, ratios, window_end):
 
 def mla(random, name):
     """Plain lists with layouts on both sides."""
-    layout = lambda: {"first_layer": random.randint(0, 5), "target_layers": random.randint(0, 8), "draft_layers": random.choice([0, 0, 1, 2])}
+    def layout():
+        return {"first_layer": random.randint(0, 5), "target_layers": random.randint(0, 8), "draft_layers": random.choice([0, 0, 1, 2])}
+
+    def keys(each):
+        return [each["first_layer"] + layer for layer in range(each["target_layers"])] + [("draft", layer) for layer in range(each["draft_layers"])]
     here, there = layout(), layout()
     if random.random() < 0.7:
         there.update(first_layer=0, target_layers=random.randint(6, 14))
-    keys = lambda each: [each["first_layer"] + layer for layer in range(each["target_layers"])] + [("draft", layer) for layer in range(each["draft_layers"])]
-    source, target = damage(random, list(number(keys(here), 5).values())), damage(random, list(number(keys(there), LARGE).values()))
-    arguments = {"start_layer": here["first_layer"], "end_layer": None, "ratios": None, "state_type": random.choice([None, "dsa"]), "src": source, "dst": target,
-                 "src_layout": here, "dst_layout": there}
+    source = damage(random, list(number(keys(here), 5).values()))
+    target = damage(random, list(number(keys(there), LARGE).values()))
+    arguments = {"start_layer": here["first_layer"], "end_layer": None, "ratios": None, "state_type": random.choice([None, "dsa"]), "src": source,
+                 "dst": target, "src_layout": here, "dst_layout": there}
     if len(source) != len(keys(here)) or len(target) != len(keys(there)) or any(key not in keys(there) for key in keys(here)):
         return case(name, arguments, None)
     pointers = dict(zip(keys(there), target))
@@ -144,13 +150,16 @@ def compressed_mla_with_layouts(random, name):
 
     def side():
         first = random.randint(0, layers)
-        return random.choice([(first, random.randint(0, layers - first + 1), 0), (0, layers, 0), (0, max(layers - 1, 0), 0), (layers, 0, random.randint(0, 2)),
-                              (0, layers, 1)])
+        return random.choice([(first, random.randint(0, layers - first + 1), 0), (0, layers, 0), (0, max(layers - 1, 0), 0),
+                              (layers, 0, random.randint(0, 2)), (0, layers, 1)])
+
     here, there = side(), side()
     if random.random() < 0.3:
         here = there
     source, target = compressed_lists(random, state_type, here, there, ratios)
-    layout = lambda each: {"first_layer": each[0], "target_layers": each[1], "draft_layers": each[2]}
+
+    def layout(each):
+        return {"first_layer": each[0], "target_layers": each[1], "draft_layers": each[2]}
     arguments = {"start_layer": here[0], "end_layer": here[0] + here[1], "ratios": ratios, "state_type": state_type, "src": source, "dst": target,
                  "src_layout": layout(here), "dst_layout": layout(there)}
     expected = compressed_slice(state_type, here, source, there, target, ratios)
@@ -161,8 +170,8 @@ def compressed_mla_with_layouts(random, name):
 
 
 def entry_pairs(random, name):
-    ids = lambda: [random.randint(0, 5) for _ in range(random.randint(0, 7))]
-    source, target, fallback = ids(), ids(), random.random() < 0.3
+    source, target = ([random.randint(0, 5) for _ in range(random.randint(0, 7))] for _ in range(2))
+    fallback = random.random() < 0.3
     n_src, n_dst = (len(each) if random.random() < 0.9 else len(each) + 1 for each in (source, target))
     if random.random() < 0.3:
         source = []
@@ -191,8 +200,8 @@ def entry_pairs(random, name):
 
 
 def state_component(random, name):
-    types = lambda: [random.choice(["swa", "swa_ring", "c128_state"]) for _ in range(random.randint(0, 4))]
-    source, target, required = types(), types(), random.random() < 0.3
+    source, target = ([random.choice(["swa", "swa_ring", "c128_state"]) for _ in range(random.randint(0, 4))] for _ in range(2))
+    required = random.random() < 0.3
     index = random.randint(0, max(len(source) - 1, 0))
     if not target:
         expected = None if required else index
@@ -235,14 +244,14 @@ def group(random, name):
     source, target = damaged_pages(random, random_pages(random, count, False)), damaged_pages(random, random_pages(random, count, False))
     fits = len(source) == len(target) and all(page >= 0 for page in source + target)
     groups = runs(source, target)
-    return case(name, {"src": source, "dst": target},
-                {"src_groups": [[pair[0] for pair in each] for each in groups], "dst_groups": [[pair[1] for pair in each] for each in groups]} if fits else None)
+    expected = {"src_groups": [[pair[0] for pair in each] for each in groups], "dst_groups": [[pair[1] for pair in each] for each in groups]}
+    return case(name, {"src": source, "dst": target}, expected if fits else None)
 
 
 def block_plan(random, name):
     count = random.randint(0, 20)
     source, target = damaged_pages(random, random_pages(random, count, False)), damaged_pages(random, random_pages(random, count, True))
-    layers = [[random.choice([1 << 20, LARGE, LARGE + 4096 + 1]) + (layer << 50), random.choice([1 << 21, LARGE - 8192, LARGE]) + (layer << 50),
+    layers = [[random.choice([1 << 20, LARGE, LARGE + 4097]) + (layer << 50), random.choice([1 << 21, LARGE - 8192, LARGE]) + (layer << 50),
                random.choice([64, 1024, 73728])] for layer in range(random.randint(0, 3))]
     if layers and random.random() < 0.15:
         layers[0][random.randrange(2)] = (1 << 64) - 100
@@ -308,14 +317,16 @@ def helper_page_indices_to_cp_rank_page_indices(random):
 def helper_filter_kv_indices_for_dcp_rank(random):
     size, tokens = random.randint(1, 5), [random.randint(0, 1 << 35) for _ in range(random.randint(0, 12))]
     rank = random.randint(0, size)
-    return {"token_locs": tokens, "dcp_size": size, "dcp_rank": rank}, None if rank == size else [token // size for token in tokens if token % size == rank]
+    kept = [token // size for token in tokens if token % size == rank]
+    return {"token_locs": tokens, "dcp_size": size, "dcp_rank": rank}, None if rank == size else kept
 
 
 def helper_swa_window_start(random):
     page, window, tokens = random.choice([1, 16, 64]), random.choice([1, 100, 128]), random.randint(0, 600)
     start = max(0, tokens - window) // page * page
     prefix = random.choice([0, start, max(start - page, 0), start + page, start + 1])
-    output = {"prefill_start": start, "decode_start": start, "prefill_pages": -(-(tokens - start) // page), "decode_pages": -(-(tokens - start) // page)}
+    pages = -(-(tokens - start) // page)
+    output = {"prefill_start": start, "decode_start": start, "prefill_pages": pages, "decode_pages": pages}
     return {"seq_len": tokens, "window": window, "page_size": page, "decode_prefix_len": prefix}, output if prefix <= start else None
 
 

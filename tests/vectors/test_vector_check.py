@@ -92,7 +92,9 @@ class Judging(unittest.TestCase):
         self.assertEqual(run({"page_index_helpers.json": [case]})[0], 0)
         for wrong in (top - 1, -1, float(top), str(top)):
             self.check_fails("page_index_helpers.json", {**case, "output": wrong})
-        ring = {"name": "ring", "input": {"function": "swa_ring_rows", "req_pool_idx": (1 << 53) + 1, "seq_len": 1, "window": 1, "ring_stride": 1}, "output": [(1 << 53) + 1]}
+        odd = (1 << 53) + 1
+        arguments = {"function": "swa_ring_rows", "req_pool_idx": odd, "seq_len": 1, "window": 1, "ring_stride": 1}
+        ring = {"name": "ring", "input": arguments, "output": [odd]}
         self.assertEqual(run({"page_index_helpers.json": [ring]})[0], 0)
         self.check_fails("page_index_helpers.json", {**ring, "output": [1 << 53]})
 

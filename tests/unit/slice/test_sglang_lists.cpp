@@ -5,7 +5,6 @@
 #include <catch2/catch.hpp>
 #include <cstdint>
 #include <limits>
-#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -40,8 +39,8 @@ void append_section(Pointers& list, std::uint64_t side, std::uint64_t section, b
 
 Pointers mha_list(std::uint64_t side, Stage stage, std::uint64_t drafts) {
   Pointers list;
-  for (const std::uint64_t section : {0, 1}) append_section(list, side, section, false, stage.first, stage.end);
-  for (const std::uint64_t section : {0, 1}) append_section(list, side, section, true, 0, drafts);
+  for (const std::uint64_t section : {0u, 1u}) append_section(list, side, section, false, stage.first, stage.end);
+  for (const std::uint64_t section : {0u, 1u}) append_section(list, side, section, true, 0, drafts);
   return list;
 }
 
@@ -263,7 +262,7 @@ TEST_CASE("a state list may lack the window of the model's last slot") {  // FC-
   CHECK(slice(6, 9, 4, 16).value().target == Pointers{6, 7, 11, 15});
   CHECK(slice(6, 9, 5, 17).value().target == Pointers{6, 7, 8, 12, 16});
   CHECK(slice(6, 9, 2, 8).value().target == Pointers{3, 7});  // unified pool: no window pages
-  for (const std::uint64_t length : {0, 7, 9, 10, 11, 12, 13, 14, 15, 18}) {
+  for (const std::uint64_t length : {0u, 7u, 9u, 10u, 11u, 12u, 13u, 14u, 15u, 18u}) {
     check_refused(slice(3, 6, 7, length), {"target swa state list", std::to_string(length) + (length == 1 ? " entry" : " entries"),
                                            "8, 16 or 17 expected", "kv list of 11", "c4 4, c128 3, total 9"});
   }

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "kvferry/model_config.h"
 #include "kvferry/slice.h"
 #include "unit/slice/refusals.h"
 #include "unit/slice/stage_cuts.h"
@@ -188,7 +192,7 @@ Entry& entry_of(Pool& pool, Component component, Role role, std::uint32_t layer)
                        [&](const Entry& entry) { return entry.component == component && entry.role == role && entry.layer == layer; });
 }
 
-constexpr Component kKv{ComponentKind::kv, false}, kDraftKv{ComponentKind::kv, true};
+constexpr Component kKv{ComponentKind::kv, false};
 
 }  // namespace
 
@@ -210,6 +214,37 @@ TEST_CASE("every cut of up to eight layers into up to four stages pairs each ent
       }
     }
   }
+}
+
+TEST_CASE("the stages of every published model that is laid out write every entry of decode once") {
+  int models_count = 0;
+  for (const auto& file : std::filesystem::directory_iterator(KVFERRY_TEST_DATA "/models")) {
+    std::ifstream stream(file.path());
+    const std::string text((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
+    const auto model = parse_model_config(text, file.path().stem().string());
+    if (!model) continue;  // of a kind that is refused by name, or no config
+    ++models_count;
+    for (const DType dtype : {DType::bf16, DType::fp8_e4m3}) {
+      INFO(file.path() << " " << to_string(dtype));
+      PoolOptions options;
+      options.page_size = model->kind == ModelKind::compressed_mla ? 256 : 64;
+      options.dtype = dtype;
+      options.draft_layers = 1;
+      const Pool target = build_whole_pool(*model, options).value();
+      for (const std::uint32_t stages : {2u, 3u, 4u, 8u}) {
+        std::vector<int> written(target.entries.size());
+        for (std::uint32_t stage = 0; stage < stages; ++stage) {
+          const Parallelism cut{.tp = 1, .pp = split_stages(model->layers, stages).value()};
+          const Pool source = build_pool(*model, options, cut, 0, stage).value();
+          const auto pairs = slice(source, target);
+          if (!pairs) FAIL(pairs.error().text);
+          for (const EntryPair& pair : *pairs) ++written[pair.target];
+        }
+        CHECK(std::all_of(written.begin(), written.end(), [](int times) { return times == 1; }));
+      }
+    }
+  }
+  CHECK(models_count >= 15);
 }
 
 TEST_CASE("layers of a hybrid model pair by their global number, not by their place among the dense ones") {  // FC-002, FC-003
