@@ -151,6 +151,8 @@ Result<kvferry_status> Backend::release(Region& region, std::uint32_t mode) {
     if (mode == KVFERRY_DEREGISTER_DRAIN) return KVFERRY_AGAIN;
     return fail(ErrorCode::busy, "deregister region " + std::to_string(region.id) + ": a batch uses it");
   }
+  // Allocated memory may be mapped by writers. What one of them copies from here on goes into pages that are nobody's any more, and its batch is refused.
+  for (Peer* peer : order_) (void)peer->stop_region(region.id);
   shared_.regions.remove(region);
   shared_.counters.regions.set(shared_.regions.size());
   return KVFERRY_OK;
@@ -175,7 +177,7 @@ Result<kvferry_status> Backend::free_memory(kvferry_region region) {
   return release(**found, KVFERRY_DEREGISTER_DRAIN);
 }
 
-Result<void> Backend::region_quiesce(kvferry_region region, kvferry_peer peer, std::uint64_t tag, std::uint64_t /*deadline_ns*/) {
+Result<void> Backend::region_quiesce(kvferry_region region, kvferry_peer peer, std::uint64_t tag, std::uint64_t deadline_ns) {
   auto found = find_region(region, "region_quiesce");
   if (!found) return fail(std::move(found.error()));
   if (peer != 0) {
@@ -187,13 +189,15 @@ Result<void> Backend::region_quiesce(kvferry_region region, kvferry_peer peer, s
   } else if (!(*found)->refuses(peer)) {
     (*found)->refused_peers.push_back(peer);
   }
-  // Pieces are applied by our own progress only, which does not run now: from here on the guard refuses them.
   Event event;
   event.kind = KVFERRY_EVENT_REGION_QUIESCED;
   event.peer = peer;
   event.tag = tag;
-  ++shared_.control_events;
-  shared_.events.push(std::move(event));
+  Answer answer{std::move(event), deadline_ns, {}};
+  for (Peer* each : order_) {
+    if (peer == 0 || each->id() == peer) answer.proofs.push_back(each->stop_region(region));
+  }
+  give(std::move(answer), peer);
   return {};
 }
 
@@ -287,7 +291,7 @@ Result<kvferry_status> Backend::submit(kvferry_peer peer, const kvferry_batch& b
 }
 
 Result<void> Backend::fence(kvferry_peer peer, std::uint64_t room, std::uint32_t generation, std::uint64_t tag,
-                            std::uint64_t /*deadline_ns*/) {
+                            std::uint64_t deadline_ns) {
   if (auto possible = room_for_answer(); !possible) return possible;
   if (peer == 0) {
     shared_.fences_of_all.add(room, generation);
@@ -302,9 +306,45 @@ Result<void> Backend::fence(kvferry_peer peer, std::uint64_t room, std::uint32_t
   event.room = room;
   event.generation = generation;
   event.tag = tag;
-  ++shared_.control_events;
-  shared_.events.push(std::move(event));
+  Answer answer{std::move(event), deadline_ns, {}};
+  for (Peer* each : order_) {
+    if (peer == 0 || each->id() == peer) answer.proofs.push_back(each->stop_room(room, generation));
+  }
+  give(std::move(answer), peer);
   return {};
+}
+
+/// Pieces that come by message are applied by our own progress only, which does not run now: the guard refuses them from here on. Writers of mapped memory
+/// have been stopped; one in the middle of a chunk is waited for, also one whose peer is closed already.
+void Backend::give(Answer answer, kvferry_peer peer) {
+  for (const Unproved& gone : unproved_) {
+    if (peer == 0 || gone.peer == peer) answer.proofs.push_back(gone.proof);
+  }
+  answers_.push_back(std::move(answer));
+  settle_answers(now_ns());
+}
+
+void Backend::settle_answers(std::uint64_t now_ns) {
+  std::erase_if(answers_, [&](Answer& answer) {
+    std::erase_if(answer.proofs, [](const Peer::Proof& proof) { return proof.done(); });
+    const bool late = answer.deadline_ns != 0 && now_ns >= answer.deadline_ns;
+    if (!answer.proofs.empty() && !late) return false;
+    if (!answer.proofs.empty()) {
+      answer.event.error = std::make_unique<Error>(ErrorCode::cannot_promise, "a writer stands still in the middle of a copy into memory from allocate; it may still land");
+    }
+    ++shared_.control_events;
+    shared_.events.push(std::move(answer.event));
+    return true;
+  });
+  std::erase_if(unproved_, [&](const Unproved& gone) {
+    if (!gone.proof.done()) return false;
+    if (gone.guard != nullptr) shared_.wake.remove(gone.guard->fd());
+    Event event;
+    event.kind = KVFERRY_EVENT_PEER_CLOSED;
+    event.peer = gone.peer;
+    shared_.events.push(std::move(event));
+    return true;
+  });
 }
 
 // ---- progress, poll, arm ------------------------------------------------------------------------------------------------------------------------
@@ -321,7 +361,9 @@ void Backend::check_processes(std::uint64_t now_ns) {
   if (!armed_ && now_ns - last_process_check_ns_ < kProcessCheckNs) return;
   last_process_check_ns_ = now_ns;
   for (Peer* peer : order_) {
-    if (peer->guard().watching() && peer->guard().ended()) peer->process_ended(now_ns);
+    if (peer->guard() == nullptr || !peer->guard()->ended()) continue;
+    shared_.wake.remove(peer->guard()->fd());  // it stays readable
+    peer->process_ended(now_ns);
   }
 }
 
@@ -334,6 +376,7 @@ bool Backend::progress() {
   bool worked = false;
   for (std::size_t i = 0; i < order_.size(); ++i) worked = order_[i]->progress(now) || worked;
   check_processes(now);
+  if (!answers_.empty() || !unproved_.empty()) settle_answers(now);
   armed_ = false;
   return worked || shared_.events.size() != events_before;
 }
@@ -357,6 +400,7 @@ std::uint32_t Backend::poll(std::uint8_t* events, std::uint32_t stride, std::uin
       out.error.error_class = static_cast<std::int32_t>(event.error->error_class);
       out.error.vendor_status = event.error->vendor_status;
       out.error.sys_errno = event.error->sys_errno;
+      out.error.object = event.error_object;
       std::memcpy(out.error.text, event.error->text.data(), std::min(event.error->text.size(), sizeof(out.error.text) - 1));
     }
     std::uint8_t* place = events + std::size_t{count} * stride;
@@ -380,8 +424,10 @@ void Backend::taken(const Event& event) {
       if (peer != nullptr) peer->target().event_polled();
       return;
     case KVFERRY_EVENT_PEER_CLOSED:
+      if (peer == nullptr) return;  // the second one
+      if (peer->open_proof().owner != nullptr) unproved_.push_back({peer->id(), peer->open_proof(), peer->guard()});
       std::erase(order_, peer);
-      if (peer != nullptr) peers_.erase(found);
+      peers_.erase(found);
       shared_.counters.peers.set(peers_.size());
       return;
     case KVFERRY_EVENT_PEER_UP:

@@ -58,6 +58,20 @@ class Backend {
   Result<Region*> find_region(kvferry_region region, const char* what);
   Result<kvferry_status> release(Region& region, std::uint32_t mode);
   Result<void> room_for_answer() const;
+  /// An event that waits until writers of mapped memory are known to have stopped.
+  struct Answer {
+    Event event;
+    std::uint64_t deadline_ns = 0;
+    std::vector<Peer::Proof> proofs;
+  };
+  /// A closed peer whose writer is not known to have stopped.
+  struct Unproved {
+    kvferry_peer peer = 0;
+    Peer::Proof proof;
+    std::shared_ptr<const ProcessGuard> guard;
+  };
+  void give(Answer answer, kvferry_peer peer);
+  void settle_answers(std::uint64_t now_ns);
   void taken(const Event& event);
   void check_leases(std::uint64_t now_ns);
   void check_processes(std::uint64_t now_ns);
@@ -66,6 +80,8 @@ class Backend {
   Shared shared_;
   std::map<kvferry_peer, std::unique_ptr<Peer>> peers_;
   std::vector<Peer*> order_;  ///< the same peers, for progress
+  std::vector<Answer> answers_;
+  std::vector<Unproved> unproved_;
   std::uint64_t last_progress_ns_ = 0;
   std::uint64_t last_process_check_ns_ = 0;
   bool armed_ = false;

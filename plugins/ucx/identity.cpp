@@ -18,21 +18,6 @@ namespace {
 
 constexpr std::size_t kProcFileMax = 16 * 1024;
 
-/// The start of a file below /proc; empty when it cannot be read.
-std::string read_small_file(const std::string& path) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text(kProcFileMax, '\0');
-  std::size_t used = 0;
-  while (file.valid() && used < text.size()) {
-    const ssize_t got = read(file.get(), text.data() + used, text.size() - used);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    used += static_cast<std::size_t>(got);
-  }
-  text.resize(used);
-  return text;
-}
-
 std::uint64_t inode_of(const char* path) {
   struct stat status {};
   return stat(path, &status) == 0 ? static_cast<std::uint64_t>(status.st_ino) : 0;
@@ -72,6 +57,20 @@ std::optional<std::uint64_t> start_ticks_of(const std::string& process) {
 }
 
 }  // namespace
+
+std::string read_small_file(const std::string& path) {
+  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text(kProcFileMax, '\0');
+  std::size_t used = 0;
+  while (file.valid() && used < text.size()) {
+    const ssize_t got = read(file.get(), text.data() + used, text.size() - used);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    used += static_cast<std::size_t>(got);
+  }
+  text.resize(used);
+  return text;
+}
 
 std::string errno_text(int error_number) {
   char buffer[128];

@@ -51,6 +51,9 @@ class ProcessGuard {
   FileDescriptor descriptor_;
 };
 
+/// The start of a small file, as below /proc; empty when it cannot be read.
+std::string read_small_file(const std::string& path);
+
 /// "Permission denied (errno 13)".
 std::string errno_text(int error_number);
 

@@ -22,8 +22,10 @@ Result<void> Initiator::check_write(const kvferry_batch& batch, std::uint32_t in
   if (write.op == KVFERRY_OP_READ) return fail(ErrorCode::unsupported, write_text(index) + ": the ucx backend has no reads");
   if (write.op != KVFERRY_OP_WRITE) return fail(ErrorCode::invalid_argument, write_text(index) + ": operation " + std::to_string(write.op) + " is not known");
   if (write.reserved != 0) return fail(ErrorCode::invalid_argument, write_text(index) + ": reserved is " + std::to_string(write.reserved) + ", not 0");
-  if (write.piece_count == 0 || write.piece_count > kPiecesPerWriteMax) {
-    return fail(ErrorCode::limit, write_text(index) + ": " + std::to_string(write.piece_count) + " pieces, 1 to " + std::to_string(kPiecesPerWriteMax) + " are possible");
+  if (write.piece_count == 0) return fail(ErrorCode::invalid_argument, write_text(index) + ": it has no piece");
+  if (write.piece_count > kPiecesPerWriteMax) {
+    return fail(ErrorCode::limit, write_text(index) + ": " + std::to_string(write.piece_count) + " pieces, " + std::to_string(kPiecesPerWriteMax) +
+                                      " are possible");
   }
   if (std::uint64_t{write.first_piece} + write.piece_count > batch.piece_count) {
     return fail(ErrorCode::out_of_range, write_text(index) + ": pieces " + std::to_string(write.first_piece) + " and " +
@@ -158,6 +160,11 @@ void Initiator::inherit(Batch& batch, std::uint64_t number) {
 
 bool Initiator::withhold(std::uint64_t number) {
   const Batch& batch = queue_.batches[number];
+  if (remote_fences_.holds(batch.room, batch.generation)) {
+    const Error error(ErrorCode::fenced, room_text(batch.room, batch.generation) + " is fenced by the target");
+    end_batch(number, &error);
+    return true;
+  }
   if (!batch.notify || batch.notification.status != KVFERRY_OK || batch.inherited_code == 0) return false;
   const Error error(static_cast<ErrorCode>(batch.inherited_code),
                     "batch withheld: it announces " + room_text(batch.room, batch.generation) + " as complete, an earlier batch of it failed");
@@ -259,6 +266,7 @@ void Initiator::on_refused(std::uint64_t sequence, ErrorCode code, const std::st
 }
 
 void Initiator::on_fenced(std::uint64_t room, std::uint32_t generation) {
+  remote_fences_.add(room, generation);
   for (std::uint64_t number = delivery_cursor_; number != queue_.batches.next(); ++number) {
     const Batch& batch = queue_.batches[number];
     if (batch.ended || batch.room != room || batch.generation > generation) continue;

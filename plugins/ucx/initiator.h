@@ -13,6 +13,7 @@
 
 #include "counters.h"
 #include "events.h"
+#include "fences.h"
 #include "regions.h"
 #include "sender.h"
 #include "settings.h"
@@ -32,6 +33,7 @@ class Initiator final : public QueueOwner {
   explicit Initiator(const Environment& environment) : env_(environment) {}
 
   RemoteRegionTable& remote_regions() noexcept { return remote_regions_; }
+  const RemoteRegionTable& remote_regions() const noexcept { return remote_regions_; }
 
   /// From up to lost or closed; the sender must outlive that. Null: nothing is read or sent any more.
   void use(Sender* sender) noexcept { sender_ = sender; }
@@ -95,6 +97,7 @@ class Initiator final : public QueueOwner {
   std::uint64_t delivery_cursor_ = 0;  ///< batches before it have ended
   std::uint32_t batches_open_ = 0;
   std::uint64_t next_deadline_ns_ = 0;  ///< 0: none
+  Fences remote_fences_;                ///< of the neighbour, as far as it had to tell
   std::vector<std::uint64_t> lengths_;  ///< of the writes of the batch being submitted
   std::set<Room> canceled_;
   std::deque<Room> canceled_order_;

@@ -4,7 +4,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <optional>
+#include <string_view>
 
 namespace kvferry::ucx {
 namespace {
@@ -15,6 +19,30 @@ Unexpected system_failure(ErrorCode code, const std::string& what, const char* c
   Error error(code, what + ": " + call + ": " + errno_text(error_number));
   error.sys_errno = error_number;
   return fail(std::move(error));
+}
+
+/// The number behind `key` in a text of lines, or the whole text as a number with an empty key.
+std::optional<std::uint64_t> number_in(const std::string& text, std::string_view key) {
+  std::size_t at = text.find(key);
+  if (at == std::string::npos) return std::nullopt;
+  at = text.find_first_not_of(" \t", at + key.size());
+  std::uint64_t number = 0;
+  if (at == std::string::npos || std::from_chars(text.data() + at, text.data() + text.size(), number).ec != std::errc()) return std::nullopt;
+  return number;
+}
+
+/// What can be committed without waking the OOM killer: the host's free memory, and what the control group leaves.
+std::uint64_t memory_available() {
+  std::uint64_t available = ~std::uint64_t{0};
+  if (const auto kib = number_in(read_small_file("/proc/meminfo"), "MemAvailable:")) available = *kib * 1024;
+  const std::string groups = read_small_file("/proc/self/cgroup");
+  std::string path;
+  if (const std::size_t at = groups.find("0::"); at != std::string::npos) path = groups.substr(at + 3, groups.find('\n', at) - at - 3);
+  for (const std::string& folder : {std::string("/sys/fs/cgroup"), "/sys/fs/cgroup" + path}) {
+    const auto most = number_in(read_small_file(folder + "/memory.max"), ""), now = number_in(read_small_file(folder + "/memory.current"), "");
+    if (most && now) available = std::min(available, *most > *now ? *most - *now : 0);
+  }
+  return available;
 }
 
 }  // namespace
@@ -32,6 +60,15 @@ void Mapping::reset() noexcept {
   if (address_ != nullptr) (void)munmap(std::exchange(address_, nullptr), length_);  // a mapping of ours: it cannot be refused
 }
 
+bool Mapping::populate(std::uint64_t offset, std::uint64_t length) const noexcept {
+#ifdef MADV_POPULATE_WRITE
+  return madvise(address_ + offset, length, MADV_POPULATE_WRITE) == 0;
+#else
+  (void)offset, (void)length;  // an old C library; the copies will fault
+  return false;
+#endif
+}
+
 Result<Mapping> Mapping::map(int fd, std::uint64_t length, const std::string& what) {
   void* memory = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) return system_failure(ErrorCode::no_memory, what, "mmap", errno);
@@ -47,6 +84,9 @@ Result<SharedMemory> SharedMemory::create(const char* name, std::uint64_t length
   memory.descriptor = FileDescriptor(memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   const int fd = memory.descriptor.get();
   if (fd < 0) return system_failure(ErrorCode::limit, what, "memfd_create", errno);
+  if (const std::uint64_t available = memory_available(); length_bytes > available) {
+    return fail(ErrorCode::no_memory, what + ": " + std::to_string(available) + " bytes are available on this host or in its control group");
+  }
   // Committed now: a host or a control group that is out of memory shows here, not as a fault in the middle of a transfer.
   int error_number = 0;
   do {

@@ -37,6 +37,9 @@ class Mapping {
   std::uint64_t length() const noexcept { return length_; }
   void reset() noexcept;
 
+  /// Fills the page table for [offset, offset + length), so that the first copy does not fault. False: this kernel cannot.
+  bool populate(std::uint64_t offset, std::uint64_t length) const noexcept;
+
   static Result<Mapping> map(int fd, std::uint64_t length, const std::string& what);
 
  private:

@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 
 namespace kvferry::ucx {
 namespace {
 
 constexpr int kCloseRoundsMax = 64;                   // progress calls granted to UCX for closing an endpoint by force
+constexpr std::uint64_t kPopulateBytes = 1ull << 20;  // of page table per progress
+constexpr std::uint64_t kProofWaitNs = 1'000'000'000;  // for a writer in the middle of a chunk, where the close has no deadline
+constexpr int kProofSpins = 200;
 constexpr std::uint64_t kSpinMaxNs = 2'000'000;       // how long UCX may say "busy" without anything happening before we let the host sleep
 constexpr std::size_t kControlBacklogMax = 64;        // acknowledgements wait while so much else does: they are cumulative
 
@@ -87,6 +91,15 @@ Result<std::vector<std::uint8_t>> Peer::export_endpoint() {
     auto address = shm_link_->address();
     if (!address) return address;
     blob.shm_address = std::move(*address);
+    if (shared_.settings.mapped && owner_ == nullptr) {
+      auto owner = MapOwner::create();
+      if (owner) {
+        owner_ = std::move(*owner);
+      } else {
+        shared_.log(KVFERRY_LOG_WARN, text() + ": no mapped lane is offered: " + owner.error().text);
+      }
+    }
+    if (owner_ != nullptr) blob.control = owner_->control_file();
     blob.shm_message_bytes = static_cast<std::uint32_t>(shm_link_->message_bytes_max());
   }
   if (tcp_link_ != nullptr) {
@@ -114,7 +127,10 @@ Result<void> Peer::import_regions(std::span<const std::uint8_t> bytes) {
     }
   }
   regions_instance_ = blob->instance;
-  for (const RegionRecord& record : blob->regions) initiator_.remote_regions().put(record);
+  for (const RegionRecord& record : blob->regions) {
+    initiator_.remote_regions().put(record);
+    if (state_ == KVFERRY_PEER_UP) ask_for_mapping(*initiator_.remote_regions().find(record.id));
+  }
   return {};
 }
 
@@ -138,8 +154,9 @@ Result<void> Peer::watch_process() {
     shared_.log(KVFERRY_LOG_WARN, text() + ": its end is noticed by deadlines only: " + guard.error().text);
     return {};
   }
-  guard_ = std::move(*guard);
-  return shared_.wake.add(guard_.fd(), false);
+  guard_ = std::make_shared<const ProcessGuard>(std::move(*guard));
+  if (owner_ != nullptr) owner_->watch(guard_);
+  return shared_.wake.add(guard_->fd(), false);
 }
 
 Result<void> Peer::connect(std::span<const std::uint8_t> blob, std::uint64_t deadline_ns) {
@@ -216,13 +233,116 @@ void Peer::become_up() {
   const std::uint64_t theirs = shm ? remote_->shm_message_bytes : remote_->tcp_message_bytes;
   options.message_bytes = std::min(link()->message_bytes_max(), theirs);
   options.messages_in_flight = shared_.settings.messages_in_flight;
-  sender_ = std::make_unique<ScatterSender>(*link(), options, shared_.counters);
+  if (shm) open_writer();
+  sender_ = std::make_unique<ScatterSender>(*link(), options, initiator_.remote_regions(), writer_.get(), shared_.counters);
   initiator_.use(sender_.get());
   description_ = std::string(shm ? "error mode none" : "error mode peer") + ", messages of " + std::to_string(options.message_bytes) + " bytes, " +
-                 (guard_.watching() ? "process " + std::to_string(remote_->identity.process) + " watched" : "process not watched") + ", " +
+                 (guard_ != nullptr ? "process " + std::to_string(remote_->identity.process) + " watched" : "process not watched") + ", " +
                  link()->description();
   shared_.log(KVFERRY_LOG_INFO, text() + ": up over " + to_string(link()->lane()) + ", " + description_);
   push_event(KVFERRY_EVENT_PEER_UP, nullptr);
+  for (RemoteRegion& region : initiator_.remote_regions().all()) ask_for_mapping(region);
+}
+
+// ---- mapped memory ------------------------------------------------------------------------------------------------------------------------------
+
+/// A writer that cannot be watched could not be proved to have stopped: then nothing is mapped, in either direction.
+void Peer::open_writer() {
+  if (!shared_.settings.mapped || remote_->mapped == 0 || guard_ == nullptr || remote_->control.present == 0) return;
+  auto writer = MappedWriter::open(remote_->identity.process, remote_->control);
+  if (writer) {
+    writer_ = std::move(*writer);
+  } else {
+    shared_.log(KVFERRY_LOG_WARN, text() + ": no mapped lane to it: " + writer.error().text);
+  }
+}
+
+void Peer::ask_for_mapping(RemoteRegion& region) {
+  if (writer_ == nullptr || region.id == 0 || region.file.present == 0 || region.map_asked || (region.access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return;
+  region.map_asked = true;
+  MapMessage message{};
+  message.region = region.id;
+  send(MessageKind::map_request, message);
+}
+
+/// A region that may not be mapped is not answered: its pieces go by message, and the guard speaks.
+void Peer::grant(kvferry_region id) {
+  const Region* region = shared_.regions.find(id);
+  if (owner_ == nullptr || guard_ == nullptr || state_ > KVFERRY_PEER_UP || region == nullptr || !region->allocated() || region->refuses(options_.id)) return;
+  const bool first = !owner_->active();
+  owner_->grant(id);
+  if (first) {  // the writer must know every fence before its first copy
+    for (const auto& [room, generation] : shared_.fences_of_all.all()) tell_fence(room, generation);
+    for (const auto& [room, generation] : target_.fences().all()) tell_fence(room, generation);
+  }
+  MapMessage message{};
+  message.region = id;
+  send(MessageKind::map_grant, message);
+}
+
+void Peer::take_map_message(MessageKind kind, std::span<const std::uint8_t> bytes) {
+  if (bytes.size() != sizeof(MapMessage)) return protocol_error(Error(ErrorCode::internal, "a malformed message about mapped memory"));
+  const auto message = read_struct<MapMessage>(bytes.data());
+  if (kind == MessageKind::map_request) return grant(message.region);
+  if (writer_ == nullptr) return protocol_error(Error(ErrorCode::internal, "an answer about mapped memory that nobody asked for"));
+  if (kind == MessageKind::map_revoke) writer_->follow_epoch();
+  RemoteRegion* region = initiator_.remote_regions().find(message.region);
+  if (region == nullptr) return;
+  if (kind == MessageKind::map_revoke) return region->mapping.reset();
+  auto mapping = attach(remote_->identity.process, region->file);
+  if (mapping) {
+    region->mapping = std::move(*mapping);
+    region->populated = 0;
+  } else {
+    shared_.log(KVFERRY_LOG_WARN, text() + ": its region " + std::to_string(region->id) + " is written by messages: " + mapping.error().text);
+  }
+}
+
+void Peer::take_fence(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() != sizeof(FenceMessage) || writer_ == nullptr) return protocol_error(Error(ErrorCode::internal, "a fence out of place"));
+  const auto fence = read_struct<FenceMessage>(bytes.data());
+  writer_->follow_epoch();
+  initiator_.on_fenced(fence.room, fence.generation);
+}
+
+void Peer::tell_fence(std::uint64_t room, std::uint32_t generation) {
+  FenceMessage message{};
+  message.epoch = owner_->raise_epoch();
+  message.room = room;
+  message.generation = generation;
+  if (link() != nullptr && !deaf_) send(MessageKind::fence, message);
+}
+
+Peer::Proof Peer::stop_room(std::uint64_t room, std::uint32_t generation) {
+  if (owner_ == nullptr || !owner_->active()) return {};
+  if (state_ <= KVFERRY_PEER_CLOSING && !deaf_) tell_fence(room, generation);
+  return {owner_, owner_->busy()};
+}
+
+Peer::Proof Peer::stop_region(kvferry_region region) {
+  if (owner_ == nullptr || !owner_->granted(region)) return {};
+  owner_->revoke(region);
+  if (state_ <= KVFERRY_PEER_CLOSING && !deaf_) {
+    MapMessage message{};
+    message.region = region;
+    message.epoch = owner_->raise_epoch();
+    send(MessageKind::map_revoke, message);
+  }
+  return {owner_, owner_->busy()};
+}
+
+/// While there is nothing better to do. True: there may be more.
+bool Peer::populate_mappings() {
+  std::vector<RemoteRegion>& regions = initiator_.remote_regions().all();
+  for (; populate_next_ < regions.size(); ++populate_next_) {
+    RemoteRegion& region = regions[populate_next_];
+    const std::uint64_t left = region.mapping.length() - region.populated;
+    if (left == 0) continue;
+    const std::uint64_t part = std::min(left, kPopulateBytes);
+    region.populated = region.mapping.populate(region.populated, part) ? region.populated + part : region.mapping.length();
+    return true;
+  }
+  return false;
 }
 
 // ---- messages -----------------------------------------------------------------------------------------------------------------------------------
@@ -266,6 +386,12 @@ void Peer::on_message(std::span<const std::uint8_t> bytes) {
     case MessageKind::goodbye:
       goodbye_ = true;
       return;
+    case MessageKind::fence:
+      return take_fence(bytes);
+    case MessageKind::map_request:
+    case MessageKind::map_grant:
+    case MessageKind::map_revoke:
+      return take_map_message(static_cast<MessageKind>(head.kind), bytes);
     default:
       return protocol_error(Error(ErrorCode::internal, "a message of unknown kind " + std::to_string(head.kind)));
   }
@@ -327,10 +453,7 @@ bool Peer::move_messages(std::uint64_t now_ns) {
 
 bool Peer::progress(std::uint64_t now_ns) {
   if (state_ == KVFERRY_PEER_CREATED || state_ == KVFERRY_PEER_FAILED || state_ == KVFERRY_PEER_CLOSED) return false;
-  if (state_ == KVFERRY_PEER_CLOSING && !draining_) {
-    finish_close();
-    return true;
-  }
+  if (state_ == KVFERRY_PEER_CLOSING && !draining_) return finish_close(now_ns);
   bool worked = false;
   if (link()->connected()) worked = move_messages(now_ns);
   const std::optional<Error> failure = protocol_error_ ? protocol_error_ : link()->failure();
@@ -353,11 +476,12 @@ bool Peer::progress(std::uint64_t now_ns) {
     return true;
   }
   if (state_ == KVFERRY_PEER_CLOSING) worked = step_closing(now_ns) || worked;
+  if (writer_ != nullptr && !worked && state_ == KVFERRY_PEER_UP && initiator_.idle()) worked = populate_mappings();
   return worked;
 }
 
 void Peer::process_ended(std::uint64_t now_ns) {
-  if (state_ != KVFERRY_PEER_CONNECTING && state_ != KVFERRY_PEER_UP && state_ != KVFERRY_PEER_CLOSING) return;
+  if (links_closed_ || (state_ != KVFERRY_PEER_CONNECTING && state_ != KVFERRY_PEER_UP && state_ != KVFERRY_PEER_CLOSING)) return;
   if (link()->connected() && sender_ != nullptr) {  // what it acknowledged before it ended is done
     (void)link()->progress();
     (void)initiator_.step(now_ns);
@@ -367,7 +491,7 @@ void Peer::process_ended(std::uint64_t now_ns) {
 
 bool Peer::arm(std::uint64_t now_ns) {
   if (state_ == KVFERRY_PEER_CREATED || state_ == KVFERRY_PEER_FAILED || state_ == KVFERRY_PEER_CLOSED) return true;
-  if (state_ == KVFERRY_PEER_CLOSING && !draining_) return false;
+  if (state_ == KVFERRY_PEER_CLOSING && !draining_) return links_closed_ && proof_deadline_ns_ != 0;
   if (!link()->connected()) return true;  // the reachability test's sockets wake us
   if (target_.events_waiting() >= kTargetEventsMax) return true;  // polling comes first
   bool idle = !initiator_.wants_progress() && !target_.ack_due();
@@ -394,22 +518,31 @@ void Peer::push_event(std::uint32_t kind, const Error* error) {
   shared_.events.push(std::move(event));
 }
 
-/// The worker goes first: from there on nothing lands and nothing is read. Then every batch fails, then PEER_LOST; or PEER_CLOSED if we were closing.
-void Peer::lose(Error error) {
-  const bool closing = state_ == KVFERRY_PEER_CLOSING;
-  if (link() != nullptr && link()->connected() && !link()->failure() && !goodbye_) send(MessageKind::goodbye, GoodbyeMessage{});
+/// The worker goes first: from there on nothing lands by message and nothing is read. A writer of mapped memory enters no further chunk. Then every batch
+/// ends.
+void Peer::stop_everything() {
   initiator_.use(nullptr);
   drop_link(shm_link_);
   drop_link(tcp_link_);
   sender_.reset();
+  writer_.reset();
+  for (RemoteRegion& region : initiator_.remote_regions().all()) region.mapping.reset();
+  if (owner_ != nullptr && owner_->active() && open_proof_.owner == nullptr) {
+    owner_->close();
+    open_proof_ = {owner_, owner_->busy()};
+  }
+}
+
+/// Then PEER_LOST; or on with closing, if we were.
+void Peer::lose(Error error) {
+  if (link() != nullptr && link()->connected() && !link()->failure() && !goodbye_) send(MessageKind::goodbye, GoodbyeMessage{});
+  stop_everything();
   if (error.code != ErrorCode::peer_lost) error = Error(ErrorCode::peer_lost, ErrorClass::reconnect, error.text);
   last_error_ = error;
   initiator_.end_everything(error);
-  if (guard_.watching()) shared_.wake.remove(guard_.fd());
-  guard_ = ProcessGuard();
-  if (closing) {
-    state_ = KVFERRY_PEER_CLOSED;
-    push_event(KVFERRY_EVENT_PEER_CLOSED, nullptr);
+  if (state_ == KVFERRY_PEER_CLOSING) {
+    draining_ = false;
+    links_closed_ = true;
     return;
   }
   state_ = KVFERRY_PEER_FAILED;
@@ -417,7 +550,7 @@ void Peer::lose(Error error) {
 }
 
 void Peer::drop_for_lease(std::uint64_t pause_ns) {
-  if (state_ != KVFERRY_PEER_CONNECTING && state_ != KVFERRY_PEER_UP && state_ != KVFERRY_PEER_CLOSING) return;
+  if (links_closed_ || (state_ != KVFERRY_PEER_CONNECTING && state_ != KVFERRY_PEER_UP && state_ != KVFERRY_PEER_CLOSING)) return;
   lose(Error(ErrorCode::peer_lost, text() + ": this process made no progress for " + milliseconds(pause_ns) + ", its lease is " +
                                        milliseconds(options_.lease_ns) + "; nothing that was queued is applied"));
 }
@@ -433,31 +566,49 @@ void Peer::close(std::uint32_t mode, std::uint64_t deadline_ns) {
 bool Peer::step_closing(std::uint64_t now_ns) {
   const bool late = close_deadline_ns_ != 0 && now_ns >= close_deadline_ns_;
   if (!late && (!initiator_.idle() || link()->control_backlog() != 0 || target_.ack_due())) return false;
-  finish_close();
-  return true;
+  draining_ = false;
+  return finish_close(now_ns);
 }
 
-void Peer::finish_close() {
-  deaf_ = true;
+void Peer::close_links() {
+  deaf_ = links_closed_ = true;
   if (link() != nullptr && link()->connected()) {
     if (!link()->failure() && !goodbye_) send(MessageKind::goodbye, GoodbyeMessage{});
     (void)link()->progress();
     link()->begin_close();
     for (int round = 0; round < kCloseRoundsMax && !link()->close_finished(); ++round) (void)link()->progress();
   }
-  initiator_.use(nullptr);
-  drop_link(shm_link_);
-  drop_link(tcp_link_);
-  sender_.reset();
+  stop_everything();
   initiator_.end_everything(Error(ErrorCode::canceled, text() + " was closed with the batch in flight"));
-  if (guard_.watching()) shared_.wake.remove(guard_.fd());
-  guard_ = ProcessGuard();
+}
+
+/// True: something happened. Waits for a writer that is in the middle of a chunk, until the deadline; then what cannot be promised is said.
+bool Peer::finish_close(std::uint64_t now_ns) {
+  const bool first = !links_closed_ || proof_deadline_ns_ == 0;
+  if (!links_closed_) close_links();
+  if (first) proof_deadline_ns_ = close_deadline_ns_ != 0 ? std::max(close_deadline_ns_, now_ns) : now_ns + kProofWaitNs;
+  for (int spin = 0; spin < kProofSpins && !open_proof_.done(); ++spin) std::this_thread::yield();
+  if (open_proof_.done() || now_ns >= proof_deadline_ns_) {
+    report_closed();
+    return true;
+  }
+  return first;
+}
+
+void Peer::report_closed() {
   state_ = KVFERRY_PEER_CLOSED;
-  push_event(KVFERRY_EVENT_PEER_CLOSED, nullptr);
+  if (open_proof_.done()) {
+    open_proof_ = {};
+    if (guard_ != nullptr) shared_.wake.remove(guard_->fd());
+    return push_event(KVFERRY_EVENT_PEER_CLOSED, nullptr);
+  }
+  const Error error(ErrorCode::cannot_promise, text() + " is closed, but process " + std::to_string(remote_->identity.process) +
+                                                   " stands still in the middle of a copy into memory from allocate; it may still land");
+  push_event(KVFERRY_EVENT_PEER_CLOSED, &error);
 }
 
 void Peer::abandon() {
-  if (state_ != KVFERRY_PEER_CLOSED) finish_close();
+  if (state_ != KVFERRY_PEER_CLOSED && !links_closed_) close_links();
 }
 
 kvferry_peer_info Peer::info() const {
@@ -467,7 +618,8 @@ kvferry_peer_info Peer::info() const {
   info.bytes_in_flight = initiator_.bytes_in_flight();
   info.last_heard_ns = last_heard_ns_;
   const auto copy = [](char* out, std::size_t capacity, const std::string& from) { std::memcpy(out, from.data(), std::min(from.size(), capacity - 1)); };
-  if (link() != nullptr) copy(info.lane, sizeof(info.lane), to_string(link()->lane()));
+  for (const RemoteRegion& region : initiator_.remote_regions().all()) info.mapped_regions += region.mapping.address() != nullptr ? 1 : 0;
+  if (link() != nullptr) copy(info.lane, sizeof(info.lane), info.mapped_regions > 0 ? "mapped" : to_string(link()->lane()));
   copy(info.detail, sizeof(info.detail), description_);
   info.last_error.struct_size = sizeof(info.last_error);
   if (last_error_) {

@@ -17,6 +17,7 @@
 #include "initiator.h"
 #include "lane_choice.h"
 #include "link.h"
+#include "mapped_lane.h"
 #include "reachability.h"
 #include "scatter_sender.h"
 #include "target.h"
@@ -81,13 +82,26 @@ class Peer final : public MessageSink {
   Result<void> import_regions(std::span<const std::uint8_t> blob);
   kvferry_peer_info info() const;
   void close(std::uint32_t mode, std::uint64_t deadline_ns);
-  /// Ends at once, without telling anybody; for the end of the backend.
+  /// Ends at once; for the end of the backend.
   void abandon();
 
   bool progress(std::uint64_t now_ns);
   /// The neighbour's process has ended (its guard is readable).
   void process_ended(std::uint64_t now_ns);
-  const ProcessGuard& guard() const noexcept { return guard_; }
+  const std::shared_ptr<const ProcessGuard>& guard() const noexcept { return guard_; }
+
+  /// What must still be proved before nothing of the writer can land in mapped memory; owner null: nothing.
+  struct Proof {
+    std::shared_ptr<const MapOwner> owner;
+    std::uint64_t busy = 0;
+    bool done() const noexcept { return owner == nullptr || owner->proved(busy); }
+  };
+  /// The room is fenced for this peer (the guard's table is the caller's matter): a writer of mapped memory is stopped and told.
+  Proof stop_room(std::uint64_t room, std::uint32_t generation);
+  /// The region is closed for this peer.
+  Proof stop_region(kvferry_region region);
+  /// With state CLOSED: what PEER_CLOSED could not promise.
+  const Proof& open_proof() const noexcept { return open_proof_; }
   /// The host paused longer than the lease: nothing that is queued is applied.
   void drop_for_lease(std::uint64_t pause_ns);
   /// False: call progress instead of waiting.
@@ -107,13 +121,23 @@ class Peer final : public MessageSink {
   void take_hello(std::span<const std::uint8_t> bytes);
   void take_ack(std::span<const std::uint8_t> bytes);
   void take_refused(std::span<const std::uint8_t> bytes);
+  void take_map_message(MessageKind kind, std::span<const std::uint8_t> bytes);
+  void take_fence(std::span<const std::uint8_t> bytes);
+  void open_writer();
+  void ask_for_mapping(RemoteRegion& region);
+  void grant(kvferry_region region);
+  void tell_fence(std::uint64_t room, std::uint32_t generation);
+  bool populate_mappings();
+  void stop_everything();
   void protocol_error(Error error);
   bool step_connecting(std::uint64_t now_ns);
   void become_up();
   bool move_messages(std::uint64_t now_ns);
   void send_replies();
   bool step_closing(std::uint64_t now_ns);
-  void finish_close();
+  bool finish_close(std::uint64_t now_ns);
+  void close_links();
+  void report_closed();
   void lose(Error error);
   void push_event(std::uint32_t kind, const Error* error);
   std::string text() const { return "peer " + std::to_string(options_.id); }
@@ -134,15 +158,21 @@ class Peer final : public MessageSink {
 
   std::optional<EndpointBlob> remote_;
   std::uint64_t regions_instance_ = 0;  ///< of imported regions; 0: none yet
-  ProcessGuard guard_;
+  std::shared_ptr<const ProcessGuard> guard_;  ///< null: nobody is watched
+  std::shared_ptr<MapOwner> owner_;            ///< null: nobody may map
+  std::unique_ptr<MappedWriter> writer_;       ///< null: we map nothing
+  std::size_t populate_next_ = 0;
+  Proof open_proof_;
   ReachabilityTest reachability_;
   std::uint64_t connect_deadline_ns_ = 0;
   bool hello_taken_ = false, answer_taken_ = false;
 
   bool draining_ = false;
   bool deaf_ = false;     ///< closing: what arrives is not looked at any more
+  bool links_closed_ = false;
   bool goodbye_ = false;  ///< the other side has begun to close
   std::uint64_t close_deadline_ns_ = 0;
+  std::uint64_t proof_deadline_ns_ = 0;
 
   bool heard_ = false;
   std::uint64_t last_heard_ns_ = 0;

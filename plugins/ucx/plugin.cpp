@@ -339,8 +339,8 @@ kvferry_status entry_flush(kvferry_backend* backend, kvferry_peer peer, uint64_t
 
 kvferry_status entry_progress(kvferry_backend* backend, uint32_t* ret_worked, kvferry_error* err) {
   return enter(backend, err, "progress", 0, [&](Backend& self) -> Result<kvferry_status> {
-    const bool worked = self.progress();
-    if (ret_worked != nullptr) *ret_worked = worked ? 1 : 0;
+    if (ret_worked == nullptr) return null_argument("progress", "ret_worked");
+    *ret_worked = self.progress() ? 1 : 0;
     return KVFERRY_OK;
   });
 }

@@ -69,9 +69,8 @@ struct RemoteRegion {
   std::uint32_t access = 0;
   SharedFile file;
   bool map_asked = false;
-  bool map_failed = false;
-  bool granted = false;
-  Mapping mapping;  ///< while granted: the neighbour's memory
+  std::uint64_t populated = 0;  ///< bytes of the mapping whose page table entries are there
+  Mapping mapping;              ///< while granted: the neighbour's memory
 };
 
 class RemoteRegionTable {
@@ -84,6 +83,7 @@ class RemoteRegionTable {
   void put(const RegionRecord& record);
   void erase(kvferry_region region);
   std::vector<RemoteRegion>& all() noexcept { return regions_; }
+  const std::vector<RemoteRegion>& all() const noexcept { return regions_; }
 
  private:
   std::vector<RemoteRegion> regions_;

@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t kSlots = 8;                     // messages that may wait inside UCX; more gain nothing, the wire is busy then
 constexpr std::uint64_t kPumpBytesMax = 2ull << 20;   // per call: submit and progress stay short
 constexpr std::uint64_t kCutBytesMin = 512;           // a longer write is not cut for less than this at the end of a message
+constexpr std::uint64_t kChunkBytesMax = 128 * 1024;  // copied between two looks at the owner's epoch
+constexpr std::uint32_t kChunkWritesMax = 64;
 constexpr std::uint32_t kEntriesMax = 1024;
 constexpr std::uint32_t kSourcesMax = 2048;
 
@@ -22,9 +24,11 @@ void append(SendSlot& slot, const void* bytes, std::uint32_t count) {
 
 }  // namespace
 
-ScatterSender::ScatterSender(Link& link, const Options& options, Counters& counters)
+ScatterSender::ScatterSender(Link& link, const Options& options, RemoteRegionTable& remote_regions, MappedWriter* writer, Counters& counters)
     : link_(link),
       options_(options),
+      remote_regions_(remote_regions),
+      writer_(writer),
       counters_(counters),
       entries_max_(static_cast<std::uint32_t>(std::min<std::uint64_t>(kEntriesMax, options.message_bytes / sizeof(DataEntry)))),
       slots_(kSlots),
@@ -56,7 +60,7 @@ void ScatterSender::skip_batch(WriteQueue& queue, const Batch& batch) {
 }
 
 Pumped ScatterSender::pump(WriteQueue& queue, QueueOwner& owner) {
-  std::uint64_t budget = kPumpBytesMax;
+  budget_ = kPumpBytesMax;
   while (!queue.idle()) {
     Batch& batch = queue.batches[queue.cursor_batch];
     if (batch.ended || owner.withhold(queue.cursor_batch)) {
@@ -65,39 +69,107 @@ Pumped ScatterSender::pump(WriteQueue& queue, QueueOwner& owner) {
     }
     SendSlot* slot = can_send() ? free_slot() : nullptr;
     if (slot == nullptr) return Pumped::waiting;
+    begin_message(*slot, batch);
     fill(queue, batch, *slot);
     const bool last = queue.cursor_write == batch.write_end;
+    if (entry_count_ == 0 && !last) return stopped_ ? Pumped::waiting : Pumped::budget;
     if (last) ++queue.cursor_batch;
     send(queue, owner, batch, *slot, last);
-    if (budget <= payload_bytes_) return queue.idle() ? Pumped::idle : Pumped::budget;
-    budget -= payload_bytes_;
+    if (stopped_) return Pumped::waiting;
+    if (budget_ == 0) return queue.idle() ? Pumped::idle : Pumped::budget;
   }
   return Pumped::idle;
 }
 
-void ScatterSender::fill(WriteQueue& queue, Batch& batch, SendSlot& slot) {
+void ScatterSender::begin_message(SendSlot& slot, const Batch& batch) {
   slot.head_bytes = sizeof(DataHead);
   slot.source_count = 0;
   entry_count_ = 0;
-  payload_bytes_ = 0;
-  std::uint64_t left = options_.message_bytes - sizeof(DataHead) - (batch.notify ? sizeof(NotificationRecord) : 0);
-  while (queue.cursor_write != batch.write_end && entry_count_ < entries_max_ && slot.source_count < kSourcesMax) {
+  payload_bytes_ = mapped_bytes_ = 0;
+  marked_region_ = 0;
+  stopped_ = false;
+  room_left_ = options_.message_bytes - sizeof(DataHead) - (batch.notify ? sizeof(NotificationRecord) : 0);
+}
+
+void ScatterSender::fill(WriteQueue& queue, const Batch& batch, SendSlot& slot) {
+  while (queue.cursor_write != batch.write_end && entry_count_ < entries_max_ && slot.source_count < kSourcesMax && budget_ > 0) {
     const QueuedWrite& write = queue.writes[queue.cursor_write];
-    const std::uint64_t wanted = write.length - queue.write_gone;
-    if (left < sizeof(DataEntry) + std::min(wanted, entry_count_ == 0 ? 1 : kCutBytesMin)) break;
-    const std::uint64_t length = std::min(wanted, left - sizeof(DataEntry));
-    const DataEntry entry{write.region, write.offset + queue.write_gone, static_cast<std::uint32_t>(length), 0};
-    append(slot, &entry, sizeof(entry));
-    add_sources(queue, slot, length);
-    ++entry_count_;
-    payload_bytes_ += length;
-    left -= sizeof(DataEntry) + length;
-    queue.write_gone += length;
-    if (queue.write_gone == write.length) {
-      ++queue.cursor_write;
-      queue.write_gone = 0;
-    }
+    const bool more = mapping_of(write) != nullptr ? copy_mapped(queue, batch, slot) : add_piece(queue, slot, write);
+    if (!more) return;
   }
+}
+
+void ScatterSender::add_entry(SendSlot& slot, const DataEntry& entry) {
+  append(slot, &entry, sizeof(entry));
+  ++entry_count_;
+  room_left_ -= sizeof(entry);
+}
+
+void ScatterSender::finish_write(WriteQueue& queue, const QueuedWrite& write) {
+  if (queue.write_gone != write.length) return;
+  ++queue.cursor_write;
+  queue.write_gone = 0;
+}
+
+/// As much of the write as the message takes. False: it is full.
+bool ScatterSender::add_piece(WriteQueue& queue, SendSlot& slot, const QueuedWrite& write) {
+  const std::uint64_t wanted = write.length - queue.write_gone;
+  if (room_left_ < sizeof(DataEntry) + std::min(wanted, entry_count_ == 0 ? 1 : kCutBytesMin)) return false;
+  const std::uint64_t length = std::min(wanted, room_left_ - sizeof(DataEntry));
+  add_entry(slot, {write.region, write.offset + queue.write_gone, static_cast<std::uint32_t>(length), 0});
+  add_sources(queue, slot, length);
+  payload_bytes_ += length;
+  room_left_ -= length;
+  budget_ -= std::min(budget_, length);
+  queue.write_gone += length;
+  finish_write(queue, write);
+  return true;
+}
+
+/// Null: its pieces go by message. A room for which the owner has a fence never comes here, its batches have ended.
+const RemoteRegion* ScatterSender::mapping_of(const QueuedWrite& write) {
+  if (writer_ == nullptr) return nullptr;
+  const RemoteRegion* region = remote_regions_.find(write.region);
+  const bool inside = region != nullptr && region->mapping.address() != nullptr && write.offset <= region->mapping.length() &&
+                      write.length <= region->mapping.length() - write.offset;
+  return inside ? region : nullptr;
+}
+
+/// One chunk of copies, of as many writes as it takes. False: the message is full, or the owner has stopped us.
+bool ScatterSender::copy_mapped(WriteQueue& queue, const Batch& batch, SendSlot& slot) {
+  if (!writer_->enter()) {
+    stopped_ = true;
+    return false;
+  }
+  bool more = true;
+  std::uint64_t chunk_left = std::min(budget_, kChunkBytesMax);
+  for (std::uint32_t writes = 0; chunk_left > 0 && writes < kChunkWritesMax && queue.cursor_write != batch.write_end;) {
+    const QueuedWrite& write = queue.writes[queue.cursor_write];
+    const RemoteRegion* region = mapping_of(write);
+    if (region == nullptr) break;
+    if (marked_region_ != write.region) {
+      more = entry_count_ < entries_max_ && room_left_ >= sizeof(DataEntry);
+      if (!more) break;
+      add_entry(slot, {write.region, 0, 0, kEntryMapped});
+      marked_region_ = write.region;
+    }
+    const QueuedPiece& piece = queue.pieces[queue.cursor_piece];
+    const std::uint64_t length = std::min(chunk_left, piece.length - queue.piece_gone);
+    std::memcpy(region->mapping.address() + write.offset + queue.write_gone, piece.address + queue.piece_gone, length);
+    queue.piece_gone += length;
+    queue.write_gone += length;
+    mapped_bytes_ += length;
+    chunk_left -= length;
+    budget_ -= length;
+    if (queue.piece_gone == piece.length) {
+      ++queue.cursor_piece;
+      queue.piece_gone = 0;
+    }
+    if (queue.write_gone == write.length) ++writes;
+    finish_write(queue, write);
+  }
+  writer_->leave();
+  return more;
 }
 
 void ScatterSender::add_sources(WriteQueue& queue, SendSlot& slot, std::uint64_t length) {
@@ -123,7 +195,7 @@ void ScatterSender::send(WriteQueue& queue, QueueOwner& owner, Batch& batch, Sen
   head.generation = slot.generation = batch.generation;
   head.entry_count = entry_count_;
   head.payload_bytes = payload_bytes_;
-  head.mapped_bytes = last ? batch.mapped_bytes : 0;
+  head.mapped_bytes = mapped_bytes_;
   if (batch.first_sequence == 0) batch.first_sequence = sequence_;
   head.oldest_sequence = owner.oldest_sequence();
   if (last && batch.notify) {

@@ -71,13 +71,13 @@ Result<void> Target::on_data(std::span<const std::uint8_t> bytes) {
   return {};
 }
 
-/// Empty: it may be written.
+/// Why a piece that the guard has stopped may not be written.
 std::string Target::objection(const Region* region, const DataEntry& entry) const {
   if (region == nullptr) return "is not registered here (any more)";
   if (region->refuses(env_.peer)) return region->draining ? "is being deregistered" : "is quiesced for this peer";
   if ((region->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return "has no remote write access";
   if (entry.offset > region->length || entry.length > region->length - entry.offset) return "has " + std::to_string(region->length) + " bytes";
-  return {};
+  return "is named by an entry of unknown form";
 }
 
 void Target::apply(const DataHead& head, const std::uint8_t* entries, const std::uint8_t* payload, Applied& applied) {
@@ -87,19 +87,21 @@ void Target::apply(const DataHead& head, const std::uint8_t* entries, const std:
     applied.refused = true;
     return refuse(head, 0, ErrorCode::fenced, "room " + std::to_string(head.room) + " generation " + std::to_string(head.generation) + " is fenced");
   }
-  std::uint64_t bytes_applied = 0;
+  std::uint64_t bytes_applied = head.mapped_bytes;
   for (std::uint32_t i = 0; i < head.entry_count; ++i) {
     const auto entry = read_struct<DataEntry>(entries + i * sizeof(DataEntry));
     const Region* region = env_.regions.find(entry.region);
     const bool good = region != nullptr && !region->refuses(env_.peer) && (region->access & KVFERRY_ACCESS_REMOTE_WRITE) != 0 &&
-                      entry.offset <= region->length && entry.length <= region->length - entry.offset;
+                      entry.offset <= region->length && entry.length <= region->length - entry.offset &&
+                      (entry.flags == 0 || (entry.flags == kEntryMapped && entry.length == 0 && region->allocated()));
     if (!good) {
       env_.counters.pieces_refused.add(1);
       applied.skipped = head.entry_count - i;
       applied.refused = true;
       refuse(head, i, ErrorCode::refused, "the target refused a piece of room " + std::to_string(head.room) + ": offset " + std::to_string(entry.offset) +
                                               ", " + std::to_string(entry.length) + " bytes, region " + std::to_string(entry.region) + " " +
-                                              objection(region, entry));
+                                              objection(region, entry),
+             entry.region);
       break;
     }
     std::memcpy(region->address + entry.offset, payload, entry.length);
@@ -112,7 +114,7 @@ void Target::apply(const DataHead& head, const std::uint8_t* entries, const std:
 }
 
 /// The first refusal of a message: the initiator hears the text, our host gets an event unless the room is fenced.
-void Target::refuse(const DataHead& head, std::uint32_t index, ErrorCode code, std::string text) {
+void Target::refuse(const DataHead& head, std::uint32_t index, ErrorCode code, std::string text, kvferry_region region) {
   remember({head.room, head.sequence, head.generation, code});
   if (code == ErrorCode::refused) {
     Event event;
@@ -121,6 +123,7 @@ void Target::refuse(const DataHead& head, std::uint32_t index, ErrorCode code, s
     event.room = head.room;
     event.generation = head.generation;
     event.error = std::make_unique<Error>(code, ErrorClass::reregister, text);
+    event.error_object = region;
     ++events_waiting_;
     env_.events.push(std::move(event));
   }

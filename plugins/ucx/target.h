@@ -9,34 +9,16 @@
 #include <map>
 #include <span>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "counters.h"
 #include "events.h"
+#include "fences.h"
 #include "bounds.h"
 #include "regions.h"
 #include "wire.h"
 
 namespace kvferry::ucx {
-
-/// Rooms with the highest generation of each that is refused.
-class Fences {
- public:
-  void add(std::uint64_t room, std::uint32_t generation) {
-    std::uint32_t& highest = rooms_.try_emplace(room, generation).first->second;
-    if (generation > highest) highest = generation;
-  }
-  bool holds(std::uint64_t room, std::uint32_t generation) const {
-    if (rooms_.empty()) return false;
-    const auto found = rooms_.find(room);
-    return found != rooms_.end() && generation <= found->second;
-  }
-  const std::unordered_map<std::uint64_t, std::uint32_t>& all() const noexcept { return rooms_; }
-
- private:
-  std::unordered_map<std::uint64_t, std::uint32_t> rooms_;
-};
 
 class Target {
  public:
@@ -91,7 +73,7 @@ class Target {
   Result<void> admit(std::uint64_t sequence) const;
   void apply(const DataHead& head, const std::uint8_t* entries, const std::uint8_t* payload, Applied& applied);
   std::string objection(const Region* region, const DataEntry& entry) const;
-  void refuse(const DataHead& head, std::uint32_t index, ErrorCode code, std::string text);
+  void refuse(const DataHead& head, std::uint32_t index, ErrorCode code, std::string text, kvferry_region region = 0);
   void remember(const Refused& refused);
   void settle(std::uint64_t sequence, const Applied& applied);
   void notify(std::uint64_t sequence, const Applied& applied);

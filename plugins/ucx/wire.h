@@ -54,7 +54,7 @@ struct DataHead {
   std::uint32_t generation;
   std::uint32_t entry_count;
   std::uint64_t payload_bytes;
-  std::uint64_t mapped_bytes;     ///< of this batch, copied by the writer itself before this message
+  std::uint64_t mapped_bytes;     ///< copied by the sender itself since its last message
   std::uint64_t oldest_sequence;  ///< refusals below it are of no interest to the sender any more
   std::uint64_t since_sequence;   ///< with kDataNotify: a refusal of the room from here on withholds a notification of success
 };
@@ -71,13 +71,15 @@ struct NotificationRecord {
   std::uint64_t bytes;
 };
 
-/// One contiguous range of the target, the payload of which follows in the order of the entries.
+/// One contiguous range of the target, the payload of which follows in the order of the entries. With kEntryMapped: a marker, without offset and length,
+/// for a region into which the sender has copied before it sent this message.
 struct DataEntry {
   std::uint64_t region;
   std::uint64_t offset;
   std::uint32_t length;
-  std::uint32_t reserved;
+  std::uint32_t flags;
 };
+enum : std::uint32_t { kEntryMapped = 1u << 0 };
 
 struct HelloMessage {
   MessageHead head;
@@ -114,7 +116,7 @@ struct FenceMessage {
 struct MapMessage {
   MessageHead head;
   std::uint64_t region;
-  std::uint64_t epoch;  ///< map_grant and map_revoke
+  std::uint64_t epoch;  ///< of map_revoke; 0 with the others
 };
 
 struct GoodbyeMessage {

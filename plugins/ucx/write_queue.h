@@ -63,7 +63,6 @@ struct Batch {
   std::uint64_t first_write = 0, write_end = 0;
   std::uint64_t first_piece = 0, piece_end = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t mapped_bytes = 0;  ///< copied by us into mapped memory so far
   std::uint64_t deadline_ns = 0;
   std::uint64_t first_sequence = 0;  ///< 0: nothing was sent
   std::uint64_t last_sequence = 0;
