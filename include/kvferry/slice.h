@@ -27,14 +27,16 @@ struct EntryPair {
 /// Pairs every entry of the source stage, in source order. Errors:
 /// - the source stage leaves the target's model or its stage: both ranges;
 /// - a source entry without partner, or a doubled key on either side;
+/// - a target entry of the source's own layers that no source entry writes (draft layers apart: prefill need not run them);
+/// - models that differ in kind, layout variant or number of layers;
 /// - ratio lists that differ: both digests and the first differing layer where both lists are at hand;
 /// - dtype, page size, item length, index space or head range that differ: entry and both values;
-/// - for a compressed-MLA target whose entries do not fit its declared ratios: the expected lengths (kv, state), the counts (c4, c128, total) and the
-///   length found;
+/// - for a compressed-MLA pool whose entries do not fit its declared ratios: the missing entry, the expected lengths (kv, state), the counts (c4, c128,
+///   total) and the length found;
 /// - C128 mode or ring size, window or ring stride that differ.
 Result<std::vector<EntryPair>> slice(const Pool& source, const Pool& target);
 
-/// What `slice` checks before pairing, for callers that want all of it at connect time.
+/// Everything `slice` checks, without the pairs, for connect time.
 Result<void> check_compatible(const Pool& source, const Pool& target);
 
 }  // namespace kvferry
