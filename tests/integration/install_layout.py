@@ -19,6 +19,7 @@ NEEDED_BY_NAME = {
     "transfer-check": {"libkvferry.so.0"},
     "loopback": set(),
     "ucx": {"libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"},
+    "kvferry-raw-put": {"libkvferry.so.0", "libucp.so.0", "libuct.so.0", "libucs.so.0", "libucm.so.0"},
 }
 # typeinfo, vtables, guards and thunks of our own names, and what the C side exports.
 OUR_SYMBOL = re.compile(r"^(?:(?:typeinfo|typeinfo name|vtable|guard variable|VTT|(?:non-)?virtual thunk) (?:for|to) )?kvferry(::|_)|^KVFERRY_\d+$")
@@ -57,11 +58,13 @@ class Installation:
         self.libraries = self.root / options["libdir"]
         self.plugins = self.libraries / "kvferry"
         self.command = self.root / options["bindir"] / "transfer-check"
+        self.helpers = self.root / options["libexecdir"] / "kvferry"
         self.headers = self.root / options["includedir"]
         self.licence = self.root / options["datadir"] / "doc" / "kvferry" / "LICENSE"
 
     def binaries(self):
-        return [self.command, (self.libraries / "libkvferry.so").resolve(), *sorted(self.plugins.iterdir())]
+        helpers = sorted(self.helpers.iterdir()) if self.helpers.exists() else []
+        return [self.command, *helpers, (self.libraries / "libkvferry.so").resolve(), *sorted(self.plugins.iterdir())]
 
     def pkg_config(self, *arguments):
         return run(["pkg-config", *arguments, "kvferry"], PKG_CONFIG_PATH=str(self.libraries / "pkgconfig")).split()
