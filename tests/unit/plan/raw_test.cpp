@@ -78,6 +78,8 @@ TEST_CASE("reads stay reads and are not merged with writes") {
   check("a read scattered into two pieces", {{0x1000, 0x10000, 64, kRead}, {0x1100, 0x10040, 64, kRead}}, {1 << 20, 2}, {"11:0+128 > 1:0+64 1:256+64"});
   check("a write and a read that touch", {{0x1000, 0x10000, 64}, {0x1040, 0x10040, 64, kRead}, {0x1080, 0x10080, 64}}, {1 << 20, 4},
         {"11:0+64 = 1:0+64", "11:64+64 > 1:64+64", "11:128+64 = 1:128+64"});
+  check("a gather ends before a read", {{0x1000, 0x10000, 64}, {0x1100, 0x10040, 64}, {0x1140, 0x10080, 64, kRead}}, {1 << 20, 4},
+        {"11:0+128 = 1:0+64 1:256+64", "11:128+64 > 1:320+64"});
 }
 
 TEST_CASE("a raw list with one bad item is refused as a whole, by number") {
