@@ -164,6 +164,7 @@ TEST_CASE("runs break wherever one of the lists does not step by one") {
   check({5}, {9}, {{5, 9, 1}});
   check({1, 2, 3}, {7, 8, 9}, {{1, 7, 3}});
   check({1, 2, 4, 5}, {7, 8, 9, 10}, {{1, 7, 2}, {4, 9, 2}});
+  check({1, 2, 3, 4}, {7, 9, 10, 9}, {{1, 7, 1}, {2, 9, 2}, {4, 9, 1}});  // the target's steps count as much
   check({5, 5, 6}, {1, 2, 3}, {{5, 1, 1}, {5, 2, 2}});
   check({3, 2, 1}, {1, 2, 3}, {{3, 1, 1}, {2, 2, 1}, {1, 3, 1}});
   check({kLargestIndex, kLargestIndex}, {0, 1},

@@ -268,6 +268,22 @@ TEST_CASE("a state list may lack the window of the model's last slot") {  // FC-
   }
 }
 
+TEST_CASE("only a list that reaches the model's last slot may lack a window") {
+  const Ratios ratios{4, 128, 4, 0};
+  const auto slice = [&](StateType type, std::uint64_t entries, Stage stage) {
+    return slice_compressed_mla(ratios, type, numbered(entries), numbered(entries), layout(stage, 0), layout(stage, 0));
+  };
+  for (const Stage& stage : {Stage{0, 3}, Stage{1, 3}}) {
+    const std::uint64_t layers = stage.end - stage.first, states = 2 * (stage.first == 0 ? 2 : 1);
+    CHECK(slice(StateType::swa_ring, layers, stage).has_value());
+    check_refused(slice(StateType::swa_ring, layers - 1, stage), {"swa_ring list is 1 entry short"});
+    CHECK(slice(StateType::swa, layers + states, stage).has_value());
+    check_refused(slice(StateType::swa, layers + states - 1, stage), {"swa state list", " or " + std::to_string(layers + states) + " expected"});
+  }
+  CHECK(slice(StateType::swa_ring, 2, {1, 4}).value().target == numbered(2));
+  CHECK(slice(StateType::swa_ring, 3, {1, 4}).value().target == numbered(3));
+}
+
 TEST_CASE("the type of a compressed-MLA list is declared, never read from its length") {  // FC-007
   const Ratios ratios{0, 128, 128, 128, 128};
   CHECK(slice_compressed_mla(0, 3, ratios, StateType::kv, numbered(2), numbered(4)).value().target == Pointers{0, 1});
