@@ -1,22 +1,10 @@
 // What a user of the engine core relies on, told as short stories on the virtual clock (support/world.h).
 #include <catch2/catch.hpp>
-#include <cstdlib>
-#include <new>
 
 #include "support/test_pools.h"
 #include "support/world.h"
 
-// Counts what this program allocates; the tests are one thread.
-namespace {
-std::uint64_t allocations = 0;
-}
-void* operator new(std::size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes != 0 ? bytes : 1)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+extern std::uint64_t allocations;  // counting_allocator.cpp
 
 namespace kvferry::test {
 namespace {
