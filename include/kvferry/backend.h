@@ -52,9 +52,9 @@ struct Plugin {
   std::string path;  ///< of the shared object; empty for a static table
 };
 
-/// Folders searched, in order: KVFERRY_PLUGIN_PATH (colon separated; then nothing else is searched), else the folder "kvferry" beside the library that
-/// holds this code (installed layout), then the build tree's plugins folder when this library runs from it. In each folder, libkvferry_<name>.so and
-/// <name>/libkvferry_<name>.so. World-writable folders and files are refused; a candidate that is refused before another one loads is logged.
+/// Folders searched, in order: KVFERRY_PLUGIN_PATH (colon separated; then nothing else is searched), else the folder "kvferry" beside the library
+/// that holds this code (installed layout), then the build tree's plugins folder when this library runs from it. In each folder, libkvferry_<name>.so
+/// and <name>/libkvferry_<name>.so. World-writable folders and files are refused; a candidate that is refused before another one loads is logged.
 std::vector<std::string> plugin_folders();
 
 /// Error `unavailable` names every path tried with its reason (dlerror text, missing symbol, refused ABI with both versions, missing required entry);
@@ -122,8 +122,8 @@ class Backend {
   Result<kvferry_peer_info> peer_state(kvferry_peer peer) const;
   Result<void> peer_close(kvferry_peer peer, std::uint32_t mode, std::uint64_t deadline_ns);
 
-  /// What the backend took: the first `writes`; `all`: status OK with every write, and the notification if the batch has one. Nothing and not all: the
-  /// window is full (KVFERRY_AGAIN). A batch of no writes that carries a notification is accepted with writes 0 and all true.
+  /// What the backend took: the first `writes`; `all`: status OK with every write, and the notification if the batch has one. Nothing and not all:
+  /// the window is full (KVFERRY_AGAIN). A batch of no writes that carries a notification is accepted with writes 0 and all true.
   struct Accepted {
     std::uint32_t writes = 0;
     bool all = false;

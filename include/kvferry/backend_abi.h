@@ -12,20 +12,20 @@
  * - `struct_size` is the size the writer of the struct knew. The reader uses the smaller of that and its own; a missing tail reads as zero,
  *   and zero is a valid default for every field. Append only: no field is moved, reused or given another meaning.
  * - A struct that the callee fills: the caller sets `struct_size`; the callee writes up to that size, zeroes what it does not know of it, and leaves
- *   `struct_size` alone. A struct with struct_size 0 is KVFERRY_ERROR_INVALID_ARGUMENT. In an array of structs that have a struct_size (devices, events)
- *   every element has the same one, and that is also the distance from one element to the next: step by it, never by your own sizeof.
- * - kvferry_error, kvferry_notification, kvferry_writer, kvferry_setting, kvferry_write and kvferry_piece lie inside other structs or in plain arrays:
- *   they are frozen.
+ *   `struct_size` alone. A struct with struct_size 0 is KVFERRY_ERROR_INVALID_ARGUMENT. In an array of structs that have a struct_size (devices,
+ *   events) every element has the same one, and that is also the distance from one element to the next: step by it, never by your own sizeof.
+ * - kvferry_error, kvferry_notification, kvferry_writer, kvferry_setting, kvferry_write and kvferry_piece lie inside other structs or in plain
+ *   arrays: they are frozen.
  * - A NULL entry, or one beyond the table's struct_size, is "not supported". Entries marked (required) are checked by the loader, and by the host
  *   against the capability bits: EVENT_FD needs event_fd and arm, ALLOCATE needs allocate and free_memory.
  * - An entry returns a status: KVFERRY_OK, KVFERRY_AGAIN (nothing is wrong, call again after progress) or an error code. On an error code, and
  *   only then, the caller's kvferry_error is filled; `err` may be NULL. Outputs are written on success only (with AGAIN: only *ret_accepted, 0).
  * - A region or peer id that is not known, or is gone, is KVFERRY_ERROR_NOT_FOUND; a NULL argument where one is needed is
  *   KVFERRY_ERROR_INVALID_ARGUMENT. Neither changes anything.
- * - Requests that end in an event (fence, cancel, flush, region_quiesce, peer_close) may queue it at once; where so many are waiting to be polled that a
- *   limit of the backend is reached they answer KVFERRY_ERROR_BUSY with class RETRY: poll, then ask again.
+ * - Requests that end in an event (fence, cancel, flush, region_quiesce, peer_close) may queue it at once; where so many are waiting to be polled
+ *   that a limit of the backend is reached they answer KVFERRY_ERROR_BUSY with class RETRY: poll, then ask again.
  * - No exception, signal handler, exit, stdio or foreign memory crosses this line. Buffers are the caller's; a size query is a call with
- *   capacity 0, which returns KVFERRY_OK and the size needed.
+ *   capacity 0, which returns KVFERRY_OK and the size needed. A capacity that is too small is KVFERRY_ERROR_LIMIT.
  * - Threads: all entries of one backend are called from one thread at a time (the host's progress thread), except where an entry says
  *   "any thread". No entry may block, except create, destroy, register_region, deregister_region, allocate, free_memory and self_test, which
  *   may take as long as the device does.
@@ -261,8 +261,8 @@ typedef struct kvferry_batch {
  * peer. Counts as accepted only when all writes of the batch are. A batch of zero writes with this flag is legal: a bare notification in order.
  * A notification with status KVFERRY_OK never follows a failure: when an earlier batch of the room and generation fails, or has failed and its event
  * was not yet polled at submit, the notification is withheld and its batch fails with the same code. One that carries an error status is delivered
- * once the earlier batches have ended, however they ended. Any room number is legal, 0 included. Between batches, and between the writes of one batch,
- * nothing but a notification gives order. */
+ * once the earlier batches have ended, however they ended. Any room number is legal, 0 included. Between batches, and between the writes of one
+ * batch, nothing but a notification gives order. */
 enum { KVFERRY_BATCH_NOTIFY = 1u << 0 };
 
 enum {
@@ -348,8 +348,8 @@ typedef struct kvferry_backend_table {
    * its own; overlaps are legal. Refused: zero length, null address, wrap, a purpose, kind or access bit that is not known. */
   kvferry_status (*register_region)(kvferry_backend* backend, const kvferry_region_desc* desc, kvferry_region* ret_region, kvferry_error* err);
   /* (required) After KVFERRY_OK no byte of it is read or written by this backend. KVFERRY_ERROR_BUSY while a batch uses it (mode REFUSE), or
-   * KVFERRY_AGAIN with mode DRAIN: no new use is accepted, call again after progress. Remote pieces that name it afterwards (with DRAIN: from the first
-   * call on) are refused. A failed batch uses its regions until its room is initiator-quiesced. */
+   * KVFERRY_AGAIN with mode DRAIN: no new use is accepted, call again after progress. Remote pieces that name it afterwards (with DRAIN: from the
+   * first call on) are refused. A failed batch uses its regions until its room is initiator-quiesced. */
   kvferry_status (*deregister_region)(kvferry_backend* backend, kvferry_region region, uint32_t mode, kvferry_error* err);
   /* Target role: event REGION_QUIESCED when nothing of `peer` (0: any) can land in the region any more; the region then refuses it. */
   kvferry_status (*region_quiesce)(kvferry_backend* backend, kvferry_region region, kvferry_peer peer, uint64_t tag, uint64_t deadline_ns,
@@ -380,14 +380,14 @@ typedef struct kvferry_backend_table {
   kvferry_status (*peer_state)(kvferry_backend* backend, kvferry_peer peer, kvferry_peer_info* ret_info, kvferry_error* err);
   /* (required) DRAIN: after the batches this side submitted have ended; FORCE: now, batches fail with KVFERRY_ERROR_CANCELED. Legal in every state,
    * may be repeated until PEER_CLOSED is polled (FORCE after DRAIN forces; then the id is gone: NOT_FOUND). Ends in one event PEER_CLOSED, by the
-   * deadline at the latest (DRAIN turns into FORCE then; FORCE in the next progress). The other side gets PEER_LOST, after the DONE events of what was
-   * acknowledged, unless it has begun to close too. Closing a peer that is not up needs no other side. */
+   * deadline at the latest (DRAIN turns into FORCE then; FORCE in the next progress). The other side gets PEER_LOST, after the DONE events of what
+   * was acknowledged, unless it has begun to close too. Closing a peer that is not up needs no other side. */
   kvferry_status (*peer_close)(kvferry_backend* backend, kvferry_peer peer, uint32_t mode, uint64_t deadline_ns, kvferry_error* err);
 
-  /* (required) Accepts the first *ret_accepted writes of the batch, which may be 0 (KVFERRY_AGAIN). What was accepted is one batch: one DONE or FAILED
-   * event with its tag. Bounds, access and limits of every write are checked before anything is posted: one bad write refuses the whole batch
-   * with its element index in err->object and *ret_accepted 0. No allocation per write. A peer that is not up yet: AGAIN. One that is closing: CANCELED.
-   * A failed one: PEER_LOST. A batch of no write and no notification, or beyond writes_per_batch_max or pieces_per_batch_max, is refused. */
+  /* (required) Accepts the first *ret_accepted writes of the batch, which may be 0 (KVFERRY_AGAIN). What was accepted is one batch: one DONE or
+   * FAILED event with its tag. Bounds, access and limits of every write are checked before anything is posted: one bad write refuses the whole batch
+   * with its element index in err->object and *ret_accepted 0. No allocation per write. A peer that is not up yet: AGAIN. One that is closing:
+   * CANCELED. A failed one: PEER_LOST. Neither write nor notification, or more than writes_per_batch_max or pieces_per_batch_max: refused. */
   kvferry_status (*submit)(kvferry_backend* backend, kvferry_peer peer, const kvferry_batch* batch, uint32_t* ret_accepted, kvferry_error* err);
   /* (required) Initiator: nothing more of that room and generation is sent; its batches fail with KVFERRY_ERROR_CANCELED; then event
    * INITIATOR_QUIESCED. Later submits of it are refused with KVFERRY_ERROR_CANCELED. What has left this side may still land: only the target's fence
@@ -419,8 +419,8 @@ typedef struct kvferry_backend_table {
 
 /* The one exported symbol. Refuses a host whose abi_major is not its own before anything else: returns NULL and writes a reason (terminated,
  * truncated at reason_capacity). A refusal because of the version starts with "abi " and names both versions, so that the host can tell it from the
- * others: "abi 2.0 wanted, this host speaks 1.0". Has no side effects: no thread, signal handler, environment change or open device. The table lives as
- * long as the process and may be the same at every call. */
+ * others: "abi 2.0 wanted, this host speaks 1.0". Has no side effects: no thread, signal handler, environment change or open device. The table lives
+ * as long as the process and may be the same at every call. */
 typedef const kvferry_backend_table* (*kvferry_backend_entry_function)(const kvferry_host* host, char* reason, uint32_t reason_capacity);
 
 #ifdef __cplusplus

@@ -34,9 +34,7 @@ Backend::Backend(const kvferry_host& host, const Config& config, const Identity&
 
 Backend::~Backend() {
   const std::uint64_t now = now_ns();
-  for (auto& [id, peer] : peers_) {
-    if (peer->state != KVFERRY_PEER_CLOSED) finish_close(*peer, now);
-  }
+  for (auto& [id, peer] : peers_) abandon(*peer, now);
   remove_backend(identity_.instance);
   for (auto& [id, region] : regions_) {
     if (region.mapped_bytes != 0) (void)munmap(region.address, region.mapped_bytes);  // our own mapping: it cannot be refused

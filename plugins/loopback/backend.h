@@ -146,7 +146,8 @@ class Backend {
   // peers.cpp: called with the link's mutex free
   bool handshake(Peer& peer, std::uint64_t now_ns);
   void lose(Peer& peer, Failure failure, std::uint64_t now_ns);
-  void finish_close(Peer& peer, std::uint64_t now_ns);
+  void finish_close(Peer& peer, Failure failure, std::uint64_t now_ns);
+  void abandon(Peer& peer, std::uint64_t now_ns) noexcept;
   EndOptions end_options() const;
 
   // initiator.cpp: called with the link's mutex held

@@ -1,5 +1,5 @@
-// Events that wait to be polled, oldest first. A ring that grows and never shrinks: in steady state a push allocates nothing. Its length is bounded by
-// those who push: batches by their slots, target events and answers by their limits, the rest by the number of peers.
+// Events that wait to be polled, oldest first. A ring that grows and never shrinks: in steady state a push allocates nothing. Its length is bounded
+// by those who push: batches by their slots, target events and answers by their limits, the rest by the number of peers.
 #pragma once
 
 #include <cstdint>

@@ -9,8 +9,8 @@
 //   local (initiator's view):  free ─submit► open ─done, failed► ended ─event polled► free
 //   wire  (target's view):     none ─submit► sent ─applied, refused► answered          (withdraw: sent ► none)
 //
-// A slot is used again when it is free locally and not on the wire. The bytes of a write are read from the source as late as possible, by the target's
-// progress: a source that is reused too early shows as wrong bytes, as it would with a real device.
+// A slot is used again when it is free locally and not on the wire. The bytes of a write are read from the source as late as possible, by the
+// target's progress: a source that is reused too early shows as wrong bytes, as it would with a real device.
 #pragma once
 
 #include <atomic>

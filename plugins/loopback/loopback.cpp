@@ -1,5 +1,5 @@
-// The C line of the loopback backend: one table, one exported symbol. Every entry goes through `guarded`: no exception leaves, a forked child is refused,
-// the fault "fail the Nth call" is applied, errors land in the caller's struct.
+// The C line of the loopback backend: one table, one exported symbol. Every entry goes through `guarded`: no exception leaves, a forked child is
+// refused, the fault "fail the Nth call" is applied, errors land in the caller's struct.
 #include <unistd.h>
 
 #include <cstdio>

@@ -150,7 +150,10 @@ Answer<void> Backend::peer_close(kvferry_peer peer, std::uint32_t mode, std::uin
     closing.state = KVFERRY_PEER_CLOSING;
     return {};
   }
-  finish_close(closing, now_ns());
+  Failure failure;
+  failure.code = KVFERRY_ERROR_CANCELED;
+  failure.text = peer_text(closing) + " was closed with the batch in flight";
+  finish_close(closing, std::move(failure), now_ns());
   return {};
 }
 
@@ -167,6 +170,7 @@ bool Backend::handshake(Peer& peer, std::uint64_t now_ns) {
          now_ns);
     return true;
   }
+  if (dead_) return false;
   bool worked = false;
   bool gone = !has_peer(peer.remote.identity.instance, peer.remote.peer);
   {
@@ -219,12 +223,9 @@ void Backend::lose(Peer& peer, Failure failure, std::uint64_t now_ns) {
   push_peer(KVFERRY_EVENT_PEER_LOST, peer, std::move(failure));
 }
 
-/// What is in flight fails, then PEER_CLOSED. Drained peers come here with nothing in flight.
-void Backend::finish_close(Peer& peer, std::uint64_t now_ns) {
+/// What is in flight fails as stated, then PEER_CLOSED. Drained peers come here with nothing in flight.
+void Backend::finish_close(Peer& peer, Failure failure, std::uint64_t now_ns) {
   if (peer.link != nullptr) {
-    Failure failure;
-    failure.code = KVFERRY_ERROR_CANCELED;
-    failure.text = peer_text(peer) + " was closed with the batch in flight";
     const std::lock_guard<std::mutex> lock(peer.link->mutex);
     fail_open_batches(peer, failure);
     End& own = peer.own_end();
@@ -238,6 +239,22 @@ void Backend::finish_close(Peer& peer, std::uint64_t now_ns) {
   peer.state = KVFERRY_PEER_CLOSED;
   remove_peer(identity_.instance, peer.id);
   push_peer(KVFERRY_EVENT_PEER_CLOSED, peer, std::nullopt);
+}
+
+/// The end of a peer whose backend goes away: nothing of ours is read any more, and the other side learns. No event, no allocation.
+void Backend::abandon(Peer& peer, std::uint64_t now_ns) noexcept {
+  if (peer.link == nullptr) return;
+  const std::lock_guard<std::mutex> lock(peer.link->mutex);
+  End& own = peer.own_end();
+  for (std::uint64_t sequence = own.oldest; sequence != own.next; ++sequence) {
+    Slot& slot = own.slot(sequence);
+    if (slot.reads_source()) slot.wire = Slot::Wire::none;
+  }
+  if (!own.closed) {
+    own.closed = true;
+    own.closed_at_ns = own.arrival(now_ns, 0);
+  }
+  if (End* other = peer.other_end(); other != nullptr) other->bell->ring();
 }
 
 }  // namespace loopback

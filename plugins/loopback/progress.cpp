@@ -28,7 +28,7 @@ bool Backend::progress() {
 }
 
 bool Backend::progress_peer(Peer& peer, std::uint64_t now_ns) {
-  if (peer.state == KVFERRY_PEER_CONNECTING) return dead_ ? false : handshake(peer, now_ns);
+  if (peer.state == KVFERRY_PEER_CONNECTING) return handshake(peer, now_ns);
   if (!peer.live()) return peer.link == nullptr && answer_flushes(peer);
 
   bool worked = false;
@@ -58,7 +58,12 @@ bool Backend::progress_peer(Peer& peer, std::uint64_t now_ns) {
     }
   }
   if (peer.state == KVFERRY_PEER_CLOSING && (drained || lost)) {
-    finish_close(peer, now_ns);
+    if (!lost) {
+      lost = Failure{};
+      lost->code = KVFERRY_ERROR_CANCELED;
+      lost->text = "peer " + std::to_string(peer.id) + " was closed at the deadline of its drain with the batch in flight";
+    }
+    finish_close(peer, std::move(*lost), now_ns);
     return true;
   }
   if (lost) {

@@ -1,4 +1,5 @@
-// Draws for the faults: one stream per fault and backend, so that switching one fault on does not move the others. splitmix64, by its published constants.
+// Draws for the faults: one stream per fault and backend, so that switching one fault on does not move the others. splitmix64, by its published
+// constants.
 #pragma once
 
 #include <cstdint>

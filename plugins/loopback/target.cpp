@@ -1,8 +1,8 @@
 // The receiving side: the guard, the copy, the notification. All of it runs in the target's progress, with the link's mutex held for at most
 // progress_bytes of copying.
 //
-//   slot on the wire ─ arrived? ─ room fenced? ─ region there, access, bounds? ─► copy ─► all of it, and all earlier ones of its room? ─► notify ─► answer
-//                                      └──────────────── no: refused, answered at once, nothing more of the batch is applied ───────────────────┘
+//   slot on the wire ─ arrived? ─ fenced? ─ region, access, bounds? ─► copy ─► all of it, and all earlier ones of its room? ─► notify ─► answer
+//                                    └──────────── no: refused and answered at once, nothing more of the batch is applied ───────────────┘
 #include <algorithm>
 
 #include "backend.h"

@@ -1,5 +1,5 @@
-// The C++ side of one backend: every call goes through `invoke`, which refuses a forked child, an entry that the plugin does not have and anything that
-// is not a status of the ABI, and turns the caller-owned C error into ours with "backend NAME: entry" before it.
+// The C++ side of one backend: every call goes through `invoke`, which refuses a forked child, an entry that the plugin does not have and anything
+// that is not a status of the ABI, and turns the caller-owned C error into ours with "backend NAME: entry" before it.
 #include "kvferry/backend.h"
 
 #include <unistd.h>

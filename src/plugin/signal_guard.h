@@ -1,7 +1,7 @@
 // Keeps the host's signal handlers across the load of foreign code.
 //
-// Libraries below a plugin (UCX's is one) install handlers for SIGSEGV and its like in their constructors, over those of the host. The guard notes every
-// disposition before, compares after, puts back what changed and says which.
+// Libraries below a plugin (UCX's is one) install handlers for SIGSEGV and its like in their constructors, over those of the host. The guard notes
+// every disposition before, compares after, puts back what changed and says which.
 #pragma once
 
 #include <csignal>
