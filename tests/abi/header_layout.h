@@ -1,5 +1,5 @@
-/* Sizes and offsets of backend ABI 1.0, by number. A struct may grow at its end; whatever moves a field breaks plugins that exist, and this build. Included
- * by one C11 and two C++ files, which also prove that the header stands alone in each language. */
+/* Sizes and offsets of backend ABI 1.0, by number. A struct may grow at its end; whatever moves a field breaks plugins that exist, and this build.
+ * Included by one C11 and two C++ files, which also prove that the header stands alone in each language. */
 #include "kvferry/backend_abi.h"
 
 #include <stddef.h>

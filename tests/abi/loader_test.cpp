@@ -160,6 +160,28 @@ TEST_CASE("older and newer tables of the same major version work") {
   }
 }
 
+TEST_CASE("the template backend loads, says what it is, and refuses to work") {
+  Logged logged;
+  const auto plugin = load_plugin_file(KVFERRY_TEST_TEMPLATE, logged.host);
+  REQUIRE(plugin);
+  CHECK(plugin->name == "template");
+  const auto devices = probe_devices(*plugin, logged.host, {{"example_limit", "3"}});
+  REQUIRE(devices);
+  REQUIRE(devices->size() == 1);
+  CHECK((*devices)[0].usable == 0);
+  CHECK(std::string((*devices)[0].reason) == "the template backend moves nothing");
+  const auto backend = Backend::create(*plugin, logged.host, {});
+  REQUIRE_FALSE(backend);
+  CHECK(backend.error().code == ErrorCode::unsupported);
+  check_has(backend.error().text, {"backend template: create: ", "fill it in"});
+  for (const auto& settings : {Settings{{"example_limit", "0"}}, Settings{{"example_limit", "7x"}}, Settings{{"no_such", "1"}}}) {
+    const auto refused = Backend::create(*plugin, logged.host, settings);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == ErrorCode::invalid_argument);
+    check_has(refused.error().text, {settings[0].first, settings[0].second});
+  }
+}
+
 TEST_CASE("signal handlers of the host survive loading, and the log says which were changed") {
   struct sigaction ours {};
   ours.sa_handler = [](int) {};

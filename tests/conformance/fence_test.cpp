@@ -231,6 +231,26 @@ TEST_CASE("after deregister nothing lands in the region, whatever is under way")
   }
 }
 
+TEST_CASE("a region that drains refuses what the peer writes into it") {
+  Pair pair;
+  if (!needs(*pair.b, KVFERRY_CAP_GUARDED_TARGET, "a guarded target")) return;
+  Buffer at_a(pair.a, 4096, KVFERRY_ACCESS_REMOTE_WRITE);
+  share(pair.a, {at_a.region()}, pair.b, pair.to_a());
+  // The region is the source of a batch of its owner, which nobody moves: it drains, it does not go.
+  Batch out, in;
+  out.write(pair.target, 0, at_a, 0, 64).room(1);
+  REQUIRE(ok(pair.b->submit(pair.to_a(), out.c())).all);
+  CHECK_FALSE(ok(pair.b->deregister_region(pair.target.region(), KVFERRY_DEREGISTER_DRAIN)));
+  in.write(pair.source, 0, pair.target, 0, 64).room(2);
+  REQUIRE(ok(pair.a->submit(pair.to_b(), in.c())).all);
+  drive(pair.both, [&] { return pair.b.count(KVFERRY_EVENT_PIECE_REFUSED) == 1; }, "the piece is refused");
+  CHECK(pair.target.data()[0] == 0);
+  drive(pair.both, [&] { return pair.a.terminal(in.c().tag) != nullptr; }, "the batch ends");
+  CHECK(pair.a.terminal(in.c().tag)->error.code == KVFERRY_ERROR_REFUSED);
+  drive(pair.both, [&] { return ok(pair.b->deregister_region(pair.target.region(), KVFERRY_DEREGISTER_DRAIN)); }, "the region drains");
+  pair.target.set_region(0);
+}
+
 TEST_CASE("a quiesced region refuses the peer it is quiesced for") {
   Pair pair;
   if (pair.b->plugin().table->region_quiesce == nullptr) return skip("the plugin has no region_quiesce");

@@ -24,6 +24,7 @@ int entries_of(const char* folder) {
 }  // namespace
 
 std::uint64_t Clock::now_ns() const {
+  if (step_ns_ != 0) return added_ns_.load();
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count()) + added_ns_.load();
 }
@@ -132,6 +133,7 @@ void drive(const Sides& sides, const std::function<bool()>& condition, const std
   const auto begin = std::chrono::steady_clock::now();
   for (std::uint64_t step = 0; step < kStepsMax; ++step) {
     if (condition()) return;
+    test_clock().tick();
     for (Side* side : sides) {
       if (side->alive()) side->step();
     }
@@ -148,6 +150,7 @@ void drive(const Sides& sides, const std::function<bool()>& condition, const std
 
 void drive_steps(const Sides& sides, int steps) {
   for (int step = 0; step < steps; ++step) {
+    test_clock().tick();
     for (Side* side : sides) {
       if (side->alive()) side->step();
     }

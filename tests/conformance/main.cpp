@@ -1,15 +1,29 @@
 // The conformance program: one suite for every backend.
 //
 //   KVFERRY_CONFORMANCE_BACKEND=ucx KVFERRY_CONFORMANCE_LANE=tcp conformance [Catch2 arguments]
+//   KVFERRY_CONFORMANCE_CLOCK=virtual conformance '[faults]'                       what only loopback has
 //
 // Skipped cases are listed with their reason; the last line is the count.
 #define CATCH_CONFIG_RUNNER
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
-#include <random>
+#include <new>
 
 #include "harness.h"
+
+// Counted for the tests that say what is not allocated. The program exports its symbols, so that the plugin's operator new is this one.
+namespace {
+std::atomic<std::uint64_t> allocation_count{0};
+}
+void* operator new(std::size_t bytes) {
+  allocation_count.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace conformance {
 namespace {
@@ -38,6 +52,16 @@ struct Listener : Catch::TestEventListenerBase {
 };
 CATCH_REGISTER_LISTENER(Listener)
 
+constexpr std::uint64_t kVirtualStepNs = 1'000;
+
+/// For the test of another process: prints an endpoint descriptor in hex.
+int print_endpoint() {
+  Side side;
+  for (const std::uint8_t byte : ok(side->peer_export(new_peer(side)))) std::printf("%02x", byte);
+  std::printf("\n");
+  return 0;
+}
+
 const char* setting(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && value[0] != '\0' ? value : nullptr;
@@ -48,6 +72,7 @@ const char* setting(const char* name) {
 const Environment& environment() { return the_environment; }
 const kvferry::Plugin& plugin() { return *the_plugin; }
 void skip(const std::string& reason) { tally.skipped[tally.running] = reason; }
+std::uint64_t allocations() { return allocation_count.load(std::memory_order_relaxed); }
 
 }  // namespace conformance
 
@@ -58,7 +83,7 @@ int main(int argc, char** argv) {
   if (const char* value = setting("KVFERRY_CONFORMANCE_ROUNDS"))
     the_environment.rounds = static_cast<std::uint32_t>(std::strtoul(value, nullptr, 10));
   const char* seed = setting("KVFERRY_TEST_SEED");
-  the_environment.seed = seed != nullptr ? std::strtoull(seed, nullptr, 10) : std::random_device{}();
+  if (seed != nullptr) the_environment.seed = std::strtoull(seed, nullptr, 10);
 
   auto plugin = kvferry::load_plugin(the_environment.backend, host());
   if (!plugin) {
@@ -66,6 +91,10 @@ int main(int argc, char** argv) {
     return 1;
   }
   the_plugin = std::move(*plugin);
+  if (const char* clock = setting("KVFERRY_CONFORMANCE_CLOCK"); clock != nullptr && std::strcmp(clock, "virtual") == 0) {
+    test_clock().make_virtual(kVirtualStepNs);
+  }
+  if (argc == 2 && std::strcmp(argv[1], "--print-endpoint") == 0) return print_endpoint();
   std::printf("conformance of %s (%s), lane %s, %u rounds, seed %llu\n", the_environment.backend.c_str(), the_plugin->path.c_str(),
               the_environment.lane.c_str(), the_environment.rounds, static_cast<unsigned long long>(the_environment.seed));
   const int result = Catch::Session().run(argc, argv);

@@ -77,6 +77,7 @@ class Side {
     for (const auto& [key, value] : settings) list.push_back({key.c_str(), value.c_str()});
     kvferry_error error = fresh_error();
     check(table->create(&host.table, list.data(), static_cast<std::uint32_t>(list.size()), &backend_, &error), error);
+    for (kvferry_event& event : polled_) event.struct_size = sizeof(event);
   }
   ~Side() {
     if (backend_ != nullptr) table_->destroy(backend_, 1, nullptr);
@@ -190,12 +191,14 @@ class Side {
     std::uint32_t worked = 0;
     kvferry_error error = fresh_error();
     check(table_->progress(backend_, &worked, &error), error);
-    std::vector<kvferry_event> batch(64);
-    for (kvferry_event& event : batch) event.struct_size = sizeof(event);
-    std::uint32_t count = 0;
-    check(table_->poll(backend_, batch.data(), static_cast<std::uint32_t>(batch.size()), &count, &error), error);
-    events.insert(events.end(), batch.begin(), batch.begin() + count);
-    return worked != 0 || count != 0;
+    std::uint32_t count = 0, polled = 0;
+    do {
+      for (std::uint32_t i = 0; i < count; ++i) polled_[i].struct_size = sizeof(kvferry_event);
+      check(table_->poll(backend_, polled_.data(), static_cast<std::uint32_t>(polled_.size()), &count, &error), error);
+      events.insert(events.end(), polled_.begin(), polled_.begin() + count);
+      polled += count;
+    } while (count == polled_.size());
+    return worked != 0 || polled != 0;
   }
   /// Waits on the event fd, as an engine does.
   void sleep_ms(int timeout_ms) {
@@ -229,6 +232,7 @@ class Side {
  private:
   const kvferry_backend_table* table_;
   kvferry_backend* backend_ = nullptr;
+  std::vector<kvferry_event> polled_ = std::vector<kvferry_event>(64);
 };
 
 /// Progresses all sides until `finished`; throws when the guard time is over.

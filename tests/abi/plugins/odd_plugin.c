@@ -1,4 +1,5 @@
-/* A plugin that is odd in one way. Each variant is one shared module (meson.build): compiled with -DODD_VARIANT, everything else is as it should be. */
+/* A plugin that is odd in one way. Each variant is one shared module (meson.build): compiled with -DODD_VARIANT, everything else is as it should
+ * be. */
 #include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -66,7 +67,8 @@ static kvferry_status peer_create(kvferry_backend* backend, const kvferry_peer_o
   (void)backend, (void)options, (void)ret_peer;
   return refuse(err, "peer_create");
 }
-static kvferry_status peer_export(kvferry_backend* backend, kvferry_peer peer, void* blob, uint64_t capacity, uint64_t* ret_bytes, kvferry_error* err) {
+static kvferry_status peer_export(kvferry_backend* backend, kvferry_peer peer, void* blob, uint64_t capacity, uint64_t* ret_bytes,
+                                  kvferry_error* err) {
   (void)backend, (void)peer, (void)blob, (void)capacity, (void)ret_bytes;
   return refuse(err, "peer_export");
 }
