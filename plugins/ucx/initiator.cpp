@@ -11,55 +11,67 @@ std::string room_text(std::uint64_t room, std::uint32_t generation) {
   return "room " + std::to_string(room) + " generation " + std::to_string(generation);
 }
 
-std::string write_text(std::uint32_t index) { return "write " + std::to_string(index); }
-
 }  // namespace
 
 // ---- submit -------------------------------------------------------------------------------------------------------------------------------------
 
-Result<void> Initiator::check_write(const kvferry_batch& batch, std::uint32_t index, std::uint64_t& ret_length) {
+/// One write, checked in full; its length and the addresses of its pieces are noted. False: `objection` tells why not.
+bool Initiator::resolve(const kvferry_batch& batch, std::uint32_t index) noexcept {
   const kvferry_write& write = batch.writes[index];
-  if (write.op == KVFERRY_OP_READ) return fail(ErrorCode::unsupported, write_text(index) + ": the ucx backend has no reads");
-  if (write.op != KVFERRY_OP_WRITE) return fail(ErrorCode::invalid_argument, write_text(index) + ": operation " + std::to_string(write.op) + " is not known");
-  if (write.reserved != 0) return fail(ErrorCode::invalid_argument, write_text(index) + ": reserved is " + std::to_string(write.reserved) + ", not 0");
-  if (write.piece_count == 0) return fail(ErrorCode::invalid_argument, write_text(index) + ": it has no piece");
+  if (write.op != KVFERRY_OP_WRITE || write.reserved != 0 || write.piece_count == 0 || write.piece_count > kPiecesPerWriteMax) return false;
+  if (std::uint64_t{write.first_piece} + write.piece_count > batch.piece_count) return false;
+  std::uint64_t length = 0;
+  for (std::uint32_t i = write.first_piece; i < write.first_piece + write.piece_count; ++i) {
+    const kvferry_piece& piece = batch.pieces[i];
+    const Region* region = env_.regions.find(piece.region);
+    if (region == nullptr || region->draining || piece.length == 0) return false;
+    if (piece.offset > region->length || piece.length > region->length - piece.offset || !checked_add(length, piece.length, length)) return false;
+    addresses_[i] = region->address + piece.offset;
+  }
+  const RemoteRegion* remote = remote_regions_.find(write.remote_region);
+  if (length > env_.settings.write_bytes_max || remote == nullptr || (remote->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return false;
+  if (write.remote_offset > remote->length || length > remote->length - write.remote_offset) return false;
+  lengths_[index] = length;
+  return true;
+}
+
+Error Initiator::objection(const kvferry_batch& batch, std::uint32_t index) const {
+  const kvferry_write& write = batch.writes[index];
+  const std::string what = "write " + std::to_string(index);
+  if (write.op == KVFERRY_OP_READ) return {ErrorCode::unsupported, what + ": the ucx backend has no reads"};
+  if (write.op != KVFERRY_OP_WRITE) return {ErrorCode::invalid_argument, what + ": operation " + std::to_string(write.op) + " is not known"};
+  if (write.reserved != 0) return {ErrorCode::invalid_argument, what + ": reserved is " + std::to_string(write.reserved) + ", not 0"};
+  if (write.piece_count == 0) return {ErrorCode::invalid_argument, what + ": it has no piece"};
   if (write.piece_count > kPiecesPerWriteMax) {
-    return fail(ErrorCode::limit, write_text(index) + ": " + std::to_string(write.piece_count) + " pieces, " + std::to_string(kPiecesPerWriteMax) +
-                                      " are possible");
+    return {ErrorCode::limit, what + ": " + std::to_string(write.piece_count) + " pieces, " + std::to_string(kPiecesPerWriteMax) + " are possible"};
   }
   if (std::uint64_t{write.first_piece} + write.piece_count > batch.piece_count) {
-    return fail(ErrorCode::out_of_range, write_text(index) + ": pieces " + std::to_string(write.first_piece) + " and " +
-                                             std::to_string(write.piece_count - 1) + " more, the batch has " + std::to_string(batch.piece_count));
+    return {ErrorCode::out_of_range, what + ": pieces " + std::to_string(write.first_piece) + " and " + std::to_string(write.piece_count - 1) +
+                                         " more, the batch has " + std::to_string(batch.piece_count)};
   }
   std::uint64_t length = 0;
   for (std::uint32_t i = 0; i < write.piece_count; ++i) {
     const kvferry_piece& piece = batch.pieces[write.first_piece + i];
     const Region* region = env_.regions.find(piece.region);
-    if (region == nullptr || region->draining) {
-      return fail(ErrorCode::not_found, write_text(index) + ": local region " + std::to_string(piece.region) +
-                                            (region == nullptr ? " is not registered" : " is being deregistered"));
-    }
-    if (piece.length == 0) return fail(ErrorCode::invalid_argument, write_text(index) + ": a piece of length 0");
+    const std::string local = "local region " + std::to_string(piece.region);
+    if (region == nullptr) return {ErrorCode::not_found, what + ": " + local + " is not registered"};
+    if (region->draining) return {ErrorCode::not_found, what + ": " + local + " is being deregistered"};
+    if (piece.length == 0) return {ErrorCode::invalid_argument, what + ": a piece of length 0"};
     if (piece.offset > region->length || piece.length > region->length - piece.offset) {
-      return fail(ErrorCode::out_of_range, write_text(index) + ": piece at offset " + std::to_string(piece.offset) + " of " + std::to_string(piece.length) +
-                                               " bytes, local region " + std::to_string(piece.region) + " has " + std::to_string(region->length));
+      return {ErrorCode::out_of_range, what + ": piece at offset " + std::to_string(piece.offset) + " of " + std::to_string(piece.length) + " bytes, " + local +
+                                           " has " + std::to_string(region->length)};
     }
-    if (!checked_add(length, piece.length, length)) return fail(ErrorCode::out_of_range, write_text(index) + ": the sum of its lengths wraps");
+    if (!checked_add(length, piece.length, length)) return {ErrorCode::out_of_range, what + ": the sum of its lengths wraps"};
   }
   if (length > env_.settings.write_bytes_max) {
-    return fail(ErrorCode::limit, write_text(index) + ": " + std::to_string(length) + " bytes, write_bytes_max is " + std::to_string(env_.settings.write_bytes_max));
+    return {ErrorCode::limit, what + ": " + std::to_string(length) + " bytes, write_bytes_max is " + std::to_string(env_.settings.write_bytes_max)};
   }
   const RemoteRegion* remote = remote_regions_.find(write.remote_region);
-  if (remote == nullptr) return fail(ErrorCode::not_found, write_text(index) + ": the peer exported no region " + std::to_string(write.remote_region));
-  if ((remote->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) {
-    return fail(ErrorCode::invalid_argument, write_text(index) + ": remote region " + std::to_string(write.remote_region) + " was exported without remote write");
-  }
-  if (write.remote_offset > remote->length || length > remote->length - write.remote_offset) {
-    return fail(ErrorCode::out_of_range, write_text(index) + ": remote offset " + std::to_string(write.remote_offset) + " and " + std::to_string(length) +
-                                             " bytes, remote region " + std::to_string(write.remote_region) + " has " + std::to_string(remote->length));
-  }
-  ret_length = length;
-  return {};
+  const std::string theirs = "remote region " + std::to_string(write.remote_region);
+  if (remote == nullptr) return {ErrorCode::not_found, what + ": the peer exported no region " + std::to_string(write.remote_region)};
+  if ((remote->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return {ErrorCode::invalid_argument, what + ": " + theirs + " was exported without remote write"};
+  return {ErrorCode::out_of_range, what + ": remote offset " + std::to_string(write.remote_offset) + " and " + std::to_string(length) + " bytes, " + theirs +
+                                       " has " + std::to_string(remote->length)};
 }
 
 Result<void> Initiator::check(const kvferry_batch& batch, std::uint64_t& ret_object) {
@@ -80,9 +92,9 @@ Result<void> Initiator::check(const kvferry_batch& batch, std::uint64_t& ret_obj
                                                  ", its batch for " + room_text(batch.room, batch.generation));
   }
   for (std::uint32_t i = 0; i < batch.write_count; ++i) {
-    if (auto checked = check_write(batch, i, lengths_[i]); !checked) {
+    if (!resolve(batch, i)) {
       ret_object = i;
-      return checked;
+      return fail(objection(batch, i));
     }
   }
   return {};
@@ -94,6 +106,7 @@ void Initiator::reserve() {
   queue_.writes.reserve(kWritesInFlightMax);
   queue_.pieces.reserve(kPiecesInFlightMax);
   lengths_.resize(kWritesPerBatchMax);
+  addresses_.resize(kPiecesPerBatchMax);
 }
 
 /// Copies as many writes into the queue as there is room for.
@@ -105,14 +118,11 @@ std::uint32_t Initiator::take_writes(const kvferry_batch& batch) {
     const std::uint64_t first_piece = queue_.pieces.next();
     for (std::uint32_t i = 0; i < write.piece_count; ++i) {
       const kvferry_piece& piece = batch.pieces[write.first_piece + i];
-      queue_.pieces.push() = {env_.regions.find(piece.region)->address + piece.offset, piece.length, piece.region};
+      queue_.pieces.push() = {addresses_[write.first_piece + i], piece.length, piece.region};
     }
     queue_.writes.push() = {write.remote_region, write.remote_offset, lengths_[taken], first_piece};
     queue_.bytes += lengths_[taken];
-    env_.counters.bytes.add(lengths_[taken]);
-    env_.counters.pieces.add(write.piece_count);
   }
-  env_.counters.writes.add(taken);
   return taken;
 }
 
@@ -145,6 +155,9 @@ Result<Initiator::Accepted> Initiator::submit(const kvferry_batch& batch, std::u
   if (queued.deadline_ns != 0) next_deadline_ns_ = next_deadline_ns_ == 0 ? queued.deadline_ns : std::min(next_deadline_ns_, queued.deadline_ns);
   ++batches_open_;
   env_.counters.batches_submitted.add(1);
+  env_.counters.writes.add(taken);
+  env_.counters.pieces.add(queued.piece_end - queued.first_piece);
+  env_.counters.bytes.add(queued.bytes);
   return Accepted{taken, all};
 }
 

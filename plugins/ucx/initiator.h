@@ -78,7 +78,8 @@ class Initiator final : public QueueOwner {
   };
 
   Result<void> check(const kvferry_batch& batch, std::uint64_t& ret_object);
-  Result<void> check_write(const kvferry_batch& batch, std::uint32_t index, std::uint64_t& ret_length);
+  bool resolve(const kvferry_batch& batch, std::uint32_t index) noexcept;
+  Error objection(const kvferry_batch& batch, std::uint32_t index) const;
   Result<void> room_for_answer() const;
   void reserve();
   std::uint32_t take_writes(const kvferry_batch& batch);
@@ -98,7 +99,9 @@ class Initiator final : public QueueOwner {
   std::uint32_t batches_open_ = 0;
   std::uint64_t next_deadline_ns_ = 0;  ///< 0: none
   Fences remote_fences_;                ///< of the neighbour, as far as it had to tell
-  std::vector<std::uint64_t> lengths_;  ///< of the writes of the batch being submitted
+  // Of the batch being submitted, checked.
+  std::vector<std::uint64_t> lengths_;
+  std::vector<const std::uint8_t*> addresses_;  ///< of its pieces
   std::set<Room> canceled_;
   std::deque<Room> canceled_order_;
   std::vector<Room> cancels_waiting_;  ///< for the sender to stop reading

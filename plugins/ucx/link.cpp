@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "prefetch.h"
+
 namespace kvferry::ucx {
 namespace {
 
@@ -34,6 +36,7 @@ size_t pack(void* state, size_t offset, void* destination, size_t length_max) {
   std::memcpy(out, slot.head.data(), slot.head_bytes);
   out += slot.head_bytes;
   for (std::uint32_t i = 0; i < slot.source_count && !slot.voided; ++i) {
+    if (i + 1 < slot.source_count) prefetch_for_read(slot.sources[i + 1].address, slot.sources[i + 1].length);
     std::memcpy(out, slot.sources[i].address, slot.sources[i].length);
     out += slot.sources[i].length;
   }

@@ -79,6 +79,7 @@ class RemoteRegionTable {
     const std::uint32_t slot = slot_of(region);
     return slot < regions_.size() && regions_[slot].id == region && region != 0 ? &regions_[slot] : nullptr;
   }
+  const RemoteRegion* find(kvferry_region region) const noexcept { return const_cast<RemoteRegionTable*>(this)->find(region); }
   /// Puts in a region; one with the same id or slot is replaced (the slot's former region is gone at its owner).
   void put(const RegionRecord& record);
   void erase(kvferry_region region);

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "bounds.h"
+#include "prefetch.h"
 
 namespace kvferry::ucx {
 namespace {
@@ -155,6 +156,11 @@ bool ScatterSender::copy_mapped(WriteQueue& queue, const Batch& batch, SendSlot&
     }
     const QueuedPiece& piece = queue.pieces[queue.cursor_piece];
     const std::uint64_t length = std::min(chunk_left, piece.length - queue.piece_gone);
+    if (queue.cursor_write + 1 != batch.write_end) {
+      const QueuedWrite& next = queue.writes[queue.cursor_write + 1];
+      prefetch_for_read(queue.pieces[next.first_piece].address, next.length);
+      if (next.region == write.region) prefetch_for_write(region->mapping.address() + next.offset, next.length);
+    }
     std::memcpy(region->mapping.address() + write.offset + queue.write_gone, piece.address + queue.piece_gone, length);
     queue.piece_gone += length;
     queue.write_gone += length;

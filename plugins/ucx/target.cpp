@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "prefetch.h"
+
 namespace kvferry::ucx {
 namespace {
 
@@ -71,6 +73,12 @@ Result<void> Target::on_data(std::span<const std::uint8_t> bytes) {
   return {};
 }
 
+/// A hint only: the entry is checked when its turn comes.
+void Target::prefetch_entry(const DataEntry& entry) const noexcept {
+  const Region* region = env_.regions.find(entry.region);
+  if (region != nullptr && entry.offset < region->length) prefetch_for_write(region->address + entry.offset, entry.length);
+}
+
 /// Why a piece that the guard has stopped may not be written.
 std::string Target::objection(const Region* region, const DataEntry& entry) const {
   if (region == nullptr) return "is not registered here (any more)";
@@ -91,6 +99,7 @@ void Target::apply(const DataHead& head, const std::uint8_t* entries, const std:
   for (std::uint32_t i = 0; i < head.entry_count; ++i) {
     const auto entry = read_struct<DataEntry>(entries + i * sizeof(DataEntry));
     const Region* region = env_.regions.find(entry.region);
+    if (i + 1 < head.entry_count) prefetch_entry(read_struct<DataEntry>(entries + (i + 1) * sizeof(DataEntry)));
     const bool good = region != nullptr && !region->refuses(env_.peer) && (region->access & KVFERRY_ACCESS_REMOTE_WRITE) != 0 &&
                       entry.offset <= region->length && entry.length <= region->length - entry.offset &&
                       (entry.flags == 0 || (entry.flags == kEntryMapped && entry.length == 0 && region->allocated()));

@@ -72,6 +72,7 @@ class Target {
   Result<void> check_layout(const DataHead& head, std::span<const std::uint8_t> bytes, std::uint64_t& ret_payload_offset) const;
   Result<void> admit(std::uint64_t sequence) const;
   void apply(const DataHead& head, const std::uint8_t* entries, const std::uint8_t* payload, Applied& applied);
+  void prefetch_entry(const DataEntry& entry) const noexcept;
   std::string objection(const Region* region, const DataEntry& entry) const;
   void refuse(const DataHead& head, std::uint32_t index, ErrorCode code, std::string text, kvferry_region region = 0);
   void remember(const Refused& refused);
