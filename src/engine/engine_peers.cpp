@@ -101,6 +101,10 @@ Result<PeerInfo> Engine::peer_info(PeerId id) const {
   info.address = peer->address;
   info.lane = peer->lane;
   info.detail = peer->detail;
+  if (auto now = state_->backend.peer_state(peer->backend_peer); peer->backend_peer != 0 && now) {
+    info.lane = now->lane;  // whether memory could be mapped shows only when it is written
+    info.detail = now->detail;
+  }
   info.engine = peer->engine;
   info.error = peer->cause;
   for (const auto& [id_, transfer] : state_->transfers) info.transfers += transfer->peer == id && transfer->phase != Phase::ended;
