@@ -671,6 +671,32 @@ TEST_CASE("closing hands over everything that was sent, then ends") {
   CHECK(pair.client.lost.empty());
 }
 
+TEST_CASE("closing hands over everything also to a peer that has ended its own side and only listens") {
+  TcpLinks::Options options;
+  options.flush_timeout_ns = 3'600'000'000'000;
+  asio::io_context context;
+  PlainPair pair(context, options);
+  const auto message = message_of_bytes(8u << 20);
+  pair.server.send(pair.link, message);
+  pair.server.close(pair.link);
+  pair.plain.end_output();
+  for (int i = 0; i < 100; ++i) context.poll();  // the end of the peer's side is seen before its reading makes room
+  run_until(context, "the plain side has everything", [&] { return pair.plain.at_end(); });
+  CHECK(decode(pair.plain.received).messages == std::vector<Message>{message});
+}
+
+TEST_CASE("an incoming link that the receiver does not want is closed") {
+  asio::io_context context;
+  Side client(context);
+  TcpLinks server(context, {});
+  TcpLinks::Receiver receiver;
+  receiver.accepted = [](std::string_view) { return LinkId{}; };
+  server.set_receiver(std::move(receiver));
+  client.connect(*server.listen({"127.0.0.1", 0}));
+  run_until(context, "the client sees the end", [&] { return client.lost.size() == 1; });
+  CHECK(has(client.lost.begin()->second.text, "closed the connection unexpectedly, without a goodbye"));
+}
+
 TEST_CASE("both sides may close at the same time") {
   TcpLinks::Options options;
   options.flush_timeout_ns = 3'600'000'000'000;
