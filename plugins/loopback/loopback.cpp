@@ -59,7 +59,8 @@ kvferry_status guarded(const char* entry, kvferry_backend* handle, kvferry_error
 /// An output or input that must be there.
 template <class... Pointers>
 Answer<void> present(const Pointers*... pointers) {
-  if (((pointers == nullptr) || ...)) return refuse(KVFERRY_ERROR_INVALID_ARGUMENT, "a pointer that is needed is null");
+  const bool missing = ((pointers == nullptr) || ...);
+  if (missing) return refuse(KVFERRY_ERROR_INVALID_ARGUMENT, "a pointer that is needed is null");
   return {};
 }
 
