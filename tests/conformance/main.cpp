@@ -17,6 +17,12 @@
 namespace {
 std::atomic<std::uint64_t> allocation_count{0};
 }
+#if defined(__has_feature)
+#define CONFORMANCE_HAS(feature) __has_feature(feature)
+#else
+#define CONFORMANCE_HAS(feature) 0
+#endif
+#if !CONFORMANCE_HAS(thread_sanitizer)  // clang's runtime brings its own, and two do not link
 void* operator new(std::size_t bytes) {
   allocation_count.fetch_add(1, std::memory_order_relaxed);
   if (void* memory = std::malloc(bytes)) return memory;
@@ -24,6 +30,7 @@ void* operator new(std::size_t bytes) {
 }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
 
 namespace conformance {
 namespace {
