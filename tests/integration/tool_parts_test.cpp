@@ -112,17 +112,17 @@ TEST_CASE("a request that was not moved is wrong in each of its bytes, and the w
   CHECK(verdict.bytes_wrong == 3 * 2 * (21 + 16));
   REQUIRE(verdict.first_wrong);
   CHECK(verdict.first_wrong->is_poison);
-  CHECK(verdict.first_wrong->text ==
-        "page 1 of kv k layer 0 of decode tp0 pp0, byte 0: expected " + verdict.first_wrong->text.substr(verdict.first_wrong->text.find("0x"), 4) + ", found " +
-            verdict.first_wrong->text.substr(verdict.first_wrong->text.rfind("0x"), 4) +
-            "; it must come from page 5 of kv k layer 0 of prefill tp0 pp0, byte 0; nothing was written there");
+  CHECK(verdict.first_wrong->text == "page 1 of kv k layer 0 of decode tp0 pp0, byte 0: expected " +
+                                         verdict.first_wrong->text.substr(verdict.first_wrong->text.find("0x"), 4) + ", found " +
+                                         verdict.first_wrong->text.substr(verdict.first_wrong->text.rfind("0x"), 4) +
+                                         "; it must come from page 5 of kv k layer 0 of prefill tp0 pp0, byte 0; nothing was written there");
 }
 
 TEST_CASE("bytes of another place are traced back to it, at any shift") {
   Moved moved;
-  const Entry& wanted = moved.job.target.pool.entries[3];                              // v layer 1
-  const Entry& other = moved.job.sources[0].pool.entries[1];                           // v layer 0 of the other stage
-  std::byte* item = &moved.to[wanted.base_address + 6 * wanted.pitch_bytes];           // takes source page 0
+  const Entry& wanted = moved.job.target.pool.entries[3];                     // v layer 1
+  const Entry& other = moved.job.sources[0].pool.entries[1];                  // v layer 0 of the other stage
+  std::byte* item = &moved.to[wanted.base_address + 6 * wanted.pitch_bytes];  // takes source page 0
   SECTION("the item of another layer") {
     std::memcpy(item, &moved.from[0][other.base_address + 4 * other.pitch_bytes], 16);
     const auto verdict = moved.expected.compare(moved.to, {});
@@ -149,8 +149,9 @@ TEST_CASE("a byte between two items, before the pool and behind it may not be to
     std::size_t offset;
     std::string words;
   };
-  for (const auto& [offset, words] : {Case{0, "memory of decode tp0 pp0, byte 0 (outside every entry)"}, Case{32 + 29 + 22, "byte 22 (between two items)"},
-                                      Case{1000, "memory of decode tp0 pp0, byte 1000 (outside every entry)"}}) {
+  for (const auto& [offset, words] :
+       {Case{0, "memory of decode tp0 pp0, byte 0 (outside every entry)"}, Case{32 + 29 + 22, "byte 22 (between two items)"},
+        Case{1000, "memory of decode tp0 pp0, byte 1000 (outside every entry)"}}) {
     moved.to[offset] ^= std::byte{0x10};
     const auto verdict = moved.expected.compare(moved.to, {});
     moved.to[offset] ^= std::byte{0x10};
@@ -162,14 +163,16 @@ TEST_CASE("a byte between two items, before the pool and behind it may not be to
 
 TEST_CASE("page lists are permutations in runs that touch nowhere") {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-    for (const auto& wanted : {RandomPages{100, 126, 1}, RandomPages{100, 126, 7}, RandomPages{64, 64, 1}, RandomPages{64, 64, 16}, RandomPages{5, 8, 2}}) {
+    for (const auto& wanted :
+         {RandomPages{100, 126, 1}, RandomPages{100, 126, 7}, RandomPages{64, 64, 1}, RandomPages{64, 64, 16}, RandomPages{5, 8, 2}}) {
       auto random = source_random(seed);
       const auto pages = random_pages(wanted, random);
       if (pages.size() != wanted.count) FAIL("seed " << seed << ": " << pages.size() << " pages");
       if (std::set<std::uint64_t>(pages.begin(), pages.end()).size() != wanted.count) FAIL("seed " << seed << ": a page twice");
       if (*std::max_element(pages.begin(), pages.end()) >= wanted.pool_pages) FAIL("seed " << seed << ": outside the pool");
       for (std::uint64_t i = 1; i < wanted.count; ++i) {
-        if ((pages[i] == pages[i - 1] + 1) != (i % wanted.run_length != 0)) FAIL("seed " << seed << ", run length " << wanted.run_length << ", position " << i);
+        if ((pages[i] == pages[i - 1] + 1) != (i % wanted.run_length != 0))
+          FAIL("seed " << seed << ", run length " << wanted.run_length << ", position " << i);
       }
     }
   }
@@ -187,11 +190,12 @@ TEST_CASE("a page file is lines or a JSON list, and its errors name the place an
     std::vector<std::uint64_t> pages;  ///< empty: refused
     std::string words;
   };
-  for (const auto& item : {Case{"3\n1\n2\n", {3, 1, 2}, ""}, Case{"# pages\n\n 7 \r\n4", {7, 4}, ""}, Case{"[5, 0]", {5, 0}, ""}, Case{" \n[9]\n", {9}, ""},
-                           Case{"", {}, "has no page index"}, Case{"[]", {}, "has no page index"}, Case{"# only\n", {}, "has no page index"},
-                           Case{"1\n-1\n", {}, "line 2: '-1' is not a page index"}, Case{"1\n2 3\n", {}, "line 2: '2 3'"}, Case{"0x10", {}, "line 1: '0x10'"},
-                           Case{"1.5", {}, "line 1: '1.5'"}, Case{"18446744073709551616", {}, "line 1: '18446744073709551616'"}, Case{"[1, -2]", {}, "item 2: -2"},
-                           Case{"[1, \"2\"]", {}, "item 2: \"2\""}, Case{"[1, 2.5]", {}, "item 2: 2.5"}, Case{"[1, 2", {}, "parse error"}}) {
+  for (const auto& item :
+       {Case{"3\n1\n2\n", {3, 1, 2}, ""}, Case{"# pages\n\n 7 \r\n4", {7, 4}, ""}, Case{"[5, 0]", {5, 0}, ""}, Case{" \n[9]\n", {9}, ""},
+        Case{"", {}, "has no page index"}, Case{"[]", {}, "has no page index"}, Case{"# only\n", {}, "has no page index"},
+        Case{"1\n-1\n", {}, "line 2: '-1' is not a page index"}, Case{"1\n2 3\n", {}, "line 2: '2 3'"}, Case{"0x10", {}, "line 1: '0x10'"},
+        Case{"1.5", {}, "line 1: '1.5'"}, Case{"18446744073709551616", {}, "line 1: '18446744073709551616'"}, Case{"[1, -2]", {}, "item 2: -2"},
+        Case{"[1, \"2\"]", {}, "item 2: \"2\""}, Case{"[1, 2.5]", {}, "item 2: 2.5"}, Case{"[1, 2", {}, "parse error"}}) {
     INFO(item.text);
     const auto list = parse_page_list("--source-pages", "pages.txt", item.text);
     CHECK(list.has_value() == !item.pages.empty());
@@ -219,11 +223,11 @@ TEST_CASE("ranks of a side are read, or refused with option, sub-key and value")
     std::vector<std::uint32_t> layers;
     std::string words;  ///< of the refusal; empty: taken
   };
-  for (const auto& item :
-       {Case{"tp=2,pp=3", 2, 3, {}, ""}, Case{"pp=4+3", 1, 2, {4, 3}, ""}, Case{"tp=8", 8, 1, {}, ""}, Case{"tp=0", 0, 0, {}, "tp '0'"},
-        Case{"tp=x", 0, 0, {}, "tp 'x'"}, Case{"tp=", 0, 0, {}, "tp has no value"}, Case{"pp=-1", 0, 0, {}, "pp '-1'"}, Case{"pp=4+", 0, 0, {}, "stage ''"},
-        Case{"pp=0+3", 0, 0, {}, "stage '0'"}, Case{"dp=2", 0, 0, {}, "'dp=2' is not one of its sub-keys"}, Case{"tp=1,tp=2", 0, 0, {}, "tp is given twice"},
-        Case{"tp=1,", 0, 0, {}, "''"}, Case{"2", 0, 0, {}, "'2'"}, Case{"tp=4294967297", 0, 0, {}, "tp '4294967297'"}}) {
+  for (const auto& item : {Case{"tp=2,pp=3", 2, 3, {}, ""}, Case{"pp=4+3", 1, 2, {4, 3}, ""}, Case{"tp=8", 8, 1, {}, ""},
+                           Case{"tp=0", 0, 0, {}, "tp '0'"}, Case{"tp=x", 0, 0, {}, "tp 'x'"}, Case{"tp=", 0, 0, {}, "tp has no value"},
+                           Case{"pp=-1", 0, 0, {}, "pp '-1'"}, Case{"pp=4+", 0, 0, {}, "stage ''"}, Case{"pp=0+3", 0, 0, {}, "stage '0'"},
+                           Case{"dp=2", 0, 0, {}, "'dp=2' is not one of its sub-keys"}, Case{"tp=1,tp=2", 0, 0, {}, "tp is given twice"},
+                           Case{"tp=1,", 0, 0, {}, "''"}, Case{"2", 0, 0, {}, "'2'"}, Case{"tp=4294967297", 0, 0, {}, "tp '4294967297'"}}) {
     INFO(item.text);
     const auto parsed = parse_parallel("--prefill", item.text);
     CHECK(parsed.has_value() == item.words.empty());

@@ -42,8 +42,8 @@ Outcome<void> check_lane(const std::string& backend, const std::string& lane) {
     if (device.usable != 0) return {};
     reasons += (reasons.empty() ? "" : ", ") + std::string(device.name) + " (" + device.reason + ")";
   }
-  return because(Error(ErrorCode::unavailable, "--lane=" + lane + ": backend " + backend + " has no usable device for it" +
-                                                   (reasons.empty() ? "" : ": " + reasons)),
+  return because(Error(ErrorCode::unavailable,
+                       "--lane=" + lane + ": backend " + backend + " has no usable device for it" + (reasons.empty() ? "" : ": " + reasons)),
                  {}, "use --lane=auto, shm or tcp; transfer-check devices shows what this host offers", "--lane");
 }
 

@@ -107,7 +107,8 @@ Outcome<std::vector<Reference>> open_references(const BenchRequest& bench, const
 }
 
 /// Rounds of ours and of each reference by turns, so that what disturbs one disturbs all.
-Outcome<std::vector<Row>> measure(const BenchRequest& bench, const std::string& lane, const PieceJob& job, OurEngine& ours, std::vector<Reference>& references) {
+Outcome<std::vector<Row>> measure(const BenchRequest& bench, const std::string& lane, const PieceJob& job, OurEngine& ours,
+                                  std::vector<Reference>& references) {
   const PieceList pieces = make_pieces(job);
   if (auto ready = ours.prepare(job, pieces); !ready) return tl::unexpected(ready.error());
   if (auto same = check_lane_in_use(lane, ours.lane()); !same) return tl::unexpected(same.error());
@@ -174,7 +175,11 @@ Json bench_document(const BenchRequest& bench, const std::vector<Row>& rows) {
   Json results = Json::array();
   for (const auto& row : rows) {
     const bool has = row.missing.empty();
-    Json item = {{"piece_bytes", row.piece_bytes}, {"lane", row.lane}, {"lane_asked", row.asked}, {"reference", row.reference}, {"gigabytes_per_second", row.ours}};
+    Json item = {{"piece_bytes", row.piece_bytes},
+                 {"lane", row.lane},
+                 {"lane_asked", row.asked},
+                 {"reference", row.reference},
+                 {"gigabytes_per_second", row.ours}};
     item["reference_gigabytes_per_second"] = has ? Json(row.theirs) : Json(nullptr);
     item["ratio"] = has ? Json(row.ratio) : Json(nullptr);
     if (!has) item["missing"] = row.missing;
@@ -186,13 +191,15 @@ Json bench_document(const BenchRequest& bench, const std::vector<Row>& rows) {
 
 std::string bench_text(const BenchRequest& bench, const std::vector<Row>& rows) {
   using enum Table::Align;
-  std::string text = "backend " + bench.backend + (bench.in_one_process ? ", both engines in this one process" : ", two processes") + "; random pieces over " +
-                     bytes_text(bench.pool_bytes) + ", half of it a round; medians of " + std::to_string(bench.rounds) + " interleaved pairs\n\n";
+  std::string text = "backend " + bench.backend + (bench.in_one_process ? ", both engines in this one process" : ", two processes") +
+                     "; random pieces over " + bytes_text(bench.pool_bytes) + ", half of it a round; medians of " + std::to_string(bench.rounds) +
+                     " interleaved pairs\n\n";
   Table table({{"lane"}, {"piece bytes", right}, {"GB/s", right}, {"against"}, {"its GB/s", right}, {"ratio", right}});
   std::string missing;
   for (const auto& row : rows) {
     const bool has = row.missing.empty();
-    table.add({row.lane, std::to_string(row.piece_bytes), fixed_text(row.ours, 2), row.reference, has ? fixed_text(row.theirs, 2) : "-", has ? fixed_text(row.ratio, 2) : "-"});
+    table.add({row.lane, std::to_string(row.piece_bytes), fixed_text(row.ours, 2), row.reference, has ? fixed_text(row.theirs, 2) : "-",
+               has ? fixed_text(row.ratio, 2) : "-"});
     if (!has) missing = row.reference + " is missing: " + row.missing + "\n";
   }
   return text + table.text() + (missing.empty() ? "" : "\n" + missing);

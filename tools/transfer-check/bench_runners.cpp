@@ -47,8 +47,9 @@ Outcome<std::unique_ptr<OurEngine>> OurEngine::open(const BenchOptions& options)
                                        : Child::spawn("bench target", program_path(), {kWorkerArgument, kBenchWorker});
   if (!target) return tl::unexpected(target.error());
   ours->target_ = std::move(*target);
-  auto opened = ours->ask({{"do", "open"}, {"backend", options.backend}, {"lane", options.lane}, {"memory", options.memory}, {"pool_bytes", options.pool_bytes}},
-                          "opened");
+  auto opened = ours->ask(
+      {{"do", "open"}, {"backend", options.backend}, {"lane", options.lane}, {"memory", options.memory}, {"pool_bytes", options.pool_bytes}},
+      "opened");
   if (!opened) return tl::unexpected(opened.error());
   ours->address_ = opened->at("address").get<std::string>();
   ours->target_base_ = opened->at("base").get<std::uint64_t>();
@@ -117,8 +118,8 @@ Outcome<void> OurEngine::verified_round() {
   auto compared = ask(job_json("compare", job_), "compared");
   if (!compared) return tl::unexpected(compared.error());
   if (compared->at("bytes_wrong") == 0) return {};
-  Failure failure = because(Error(ErrorCode::mismatch, std::to_string(compared->at("bytes_wrong").get<std::uint64_t>()) + " bytes are wrong, the first: " +
-                                                           compared->at("text").get<std::string>()),
+  Failure failure = because(Error(ErrorCode::mismatch, std::to_string(compared->at("bytes_wrong").get<std::uint64_t>()) +
+                                                           " bytes are wrong, the first: " + compared->at("text").get<std::string>()),
                             {}, "please report it with this line")
                         .value();
   failure.status = ExitStatus::fails;
@@ -191,7 +192,8 @@ Outcome<std::unique_ptr<RawPut>> RawPut::open(const BenchOptions& options) {
     std::unique_ptr<RawPut> put(new RawPut(options));
     for (const bool is_target : {true, false}) {
       const char* side = is_target ? "target" : "source";
-      auto child = Child::spawn(std::string("raw put ") + side, candidate.string(), {side, options.lane, options.memory, std::to_string(options.pool_bytes)});
+      auto child =
+          Child::spawn(std::string("raw put ") + side, candidate.string(), {side, options.lane, options.memory, std::to_string(options.pool_bytes)});
       if (!child) return tl::unexpected(child.error());
       (is_target ? put->target_ : put->source_) = std::move(*child);
     }

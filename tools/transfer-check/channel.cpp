@@ -57,7 +57,8 @@ Channel::Channel(Descriptor descriptor) : descriptor_(std::move(descriptor)) {
 
 Outcome<std::pair<Channel, Channel>> Channel::make_pair() {
   int ends[2] = {-1, -1};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) return because(Error(ErrorCode::limit, std::string("socketpair: ") + std::strerror(errno)));
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return because(Error(ErrorCode::limit, std::string("socketpair: ") + std::strerror(errno)));
   return std::pair<Channel, Channel>(Channel(Descriptor(ends[0])), Channel(Descriptor(ends[1])));
 }
 
@@ -81,7 +82,8 @@ Result<std::optional<Json>> Channel::take_line() {
   const auto end = buffer_.find('\n');
   if (end == std::string::npos) return std::optional<Json>{};
   Json message = Json::parse(buffer_.begin(), buffer_.begin() + static_cast<std::ptrdiff_t>(end), nullptr, false);
-  if (message.is_discarded()) return fail(ErrorCode::internal, "talk to the other process: it sent '" + buffer_.substr(0, std::min<std::size_t>(end, 80)) + "'");
+  if (message.is_discarded())
+    return fail(ErrorCode::internal, "talk to the other process: it sent '" + buffer_.substr(0, std::min<std::size_t>(end, 80)) + "'");
   buffer_.erase(0, end + 1);
   return std::optional<Json>(std::move(message));
 }

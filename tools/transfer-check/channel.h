@@ -34,7 +34,9 @@ class Descriptor {
 };
 
 using Deadline = std::chrono::steady_clock::time_point;
-inline Deadline deadline_in(std::chrono::nanoseconds time) { return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(time); }
+inline Deadline deadline_in(std::chrono::nanoseconds time) {
+  return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(time);
+}
 
 /// One end. Not thread-safe.
 class Channel {

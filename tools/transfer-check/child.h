@@ -21,7 +21,7 @@ inline constexpr int kChannelNumber = 3;              ///< descriptor of the cha
 /// How a process ended.
 struct Ending {
   bool by_signal = false;
-  int number = 0;  ///< of the signal, or the exit status
+  int number = 0;            ///< of the signal, or the exit status
   std::string text() const;  ///< "was killed by signal 9 (Killed)"
 };
 

@@ -1,6 +1,6 @@
 /// The options of every subcommand, and what the user wrote.
 ///
-///   argv ──► strict scan (--key=value, nothing twice, nothing unknown) ──► CLI11 (help, subcommands) ──► Request: subcommand + texts
+///   argv ──► strict scan (--key=value, nothing twice or unknown) ──► CLI11 (help, subcommands) ──► Request: subcommand + texts
 ///
 /// Values stay texts here; each subcommand turns its own into numbers and names, so that the error can say what would have been right.
 #pragma once

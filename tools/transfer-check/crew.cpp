@@ -42,11 +42,13 @@ std::string stopped_text(const Member& member) {
 }  // namespace
 
 std::uint64_t monotonic_ns() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
 }
 
 bool Member::is_over() const {
-  return transfers.size() == transfers_expected && std::all_of(transfers.begin(), transfers.end(), [](const auto& item) { return item.second.over(); });
+  return transfers.size() == transfers_expected &&
+         std::all_of(transfers.begin(), transfers.end(), [](const auto& item) { return item.second.over(); });
 }
 
 Outcome<void> Crew::add(const WorkerConfig& config, std::size_t rank, std::size_t transfers_expected) {
@@ -140,7 +142,8 @@ std::optional<Failure> Crew::trouble(std::string_view doing) const {
   for (const auto& member : members_) {
     if (!member.ending) continue;
     const std::string said = member.child->said();
-    Error error(ErrorCode::peer_lost, member.name() + " " + member.ending->text() + " during " + std::string(doing) + (said.empty() ? "" : ", saying: " + said));
+    Error error(ErrorCode::peer_lost,
+                member.name() + " " + member.ending->text() + " during " + std::string(doing) + (said.empty() ? "" : ", saying: " + said));
     return because(error).value();
   }
   for (const auto& member : members_) {
@@ -182,9 +185,8 @@ Outcome<void> Crew::advance(std::string_view doing, Deadline deadline, const Arr
 
 bool Crew::settle(Deadline deadline, const Arrived& arrived) {
   return wait(deadline, [&] {
-    return std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
-      return member.ending || member.failed || arrived(member) || member.child->is_stopped();
-    });
+    return std::all_of(members_.begin(), members_.end(),
+                       [&](const Member& member) { return member.ending || member.failed || arrived(member) || member.child->is_stopped(); });
   });
 }
 

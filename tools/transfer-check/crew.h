@@ -33,20 +33,20 @@ struct TransferState {
 struct Member {
   std::unique_ptr<Child> child;
   bool is_prefill = false;
-  std::size_t rank = 0;                     ///< in its side
+  std::size_t rank = 0;  ///< in its side
   std::size_t transfers_expected = 0;
   bool started = false, connected = false, expecting = false;
   std::string address;
-  std::map<std::string, std::string> lanes;    ///< by peer
+  std::map<std::string, std::string> lanes;  ///< by peer
   std::map<std::string, std::string> details;
   std::map<std::uint64_t, TransferState> transfers;
   std::optional<Failure> failed;
   std::string failed_step;
-  std::optional<Ending> ending;             ///< it is gone
+  std::optional<Ending> ending;  ///< it is gone
   std::uint64_t gone_at_ns = 0;
-  Json compared;                            ///< null until it is
+  Json compared;  ///< null until it is
   std::vector<std::uint64_t> digests;
-  std::string progress_step;                ///< "fill", "move", "compare"
+  std::string progress_step;  ///< "fill", "move", "compare"
   std::uint64_t progress_bytes = 0;
 
   const std::string& name() const { return child->name(); }

@@ -29,7 +29,8 @@ std::vector<std::string> plugin_names() {
   std::vector<std::string> names;
   for (const auto& folder : plugin_folders()) {
     std::error_code error;
-    for (auto entry = std::filesystem::directory_iterator(folder, error); !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+    for (auto entry = std::filesystem::directory_iterator(folder, error); !error && entry != std::filesystem::directory_iterator();
+         entry.increment(error)) {
       const std::string file = entry->path().filename().string();
       if (!file.starts_with(kPrefix) || !file.ends_with(kSuffix) || file.size() <= kPrefix.size() + kSuffix.size()) continue;
       names.push_back(file.substr(kPrefix.size(), file.size() - kPrefix.size() - kSuffix.size()));
@@ -114,7 +115,11 @@ Json plugin_document(const PluginReport& report) {
   document["build"] = report.plugin ? Json(text_of(report.plugin->table->build)) : Json(nullptr);
   Json devices = Json::array();
   for (const auto& device : report.devices) {
-    devices.push_back({{"name", text_of(device.name)}, {"lane", text_of(device.lane)}, {"usable", device.usable != 0}, {"detail", text_of(device.detail)}, {"reason", text_of(device.reason)}});
+    devices.push_back({{"name", text_of(device.name)},
+                       {"lane", text_of(device.lane)},
+                       {"usable", device.usable != 0},
+                       {"detail", text_of(device.detail)},
+                       {"reason", text_of(device.reason)}});
   }
   document["devices"] = std::move(devices);
   document["limits"] = report.limits ? limits_document(*report.limits) : Json(nullptr);

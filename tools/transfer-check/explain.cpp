@@ -105,7 +105,8 @@ std::string entries_text(const Pool& pool) {
   std::vector<Group> groups;
   for (const auto& entry : pool.entries) {
     const auto group = std::find_if(groups.begin(), groups.end(), [&entry](const Group& known) {
-      return known.first->component == entry.component && known.first->role == entry.role && known.first->item_length_bytes == entry.item_length_bytes;
+      return known.first->component == entry.component && known.first->role == entry.role &&
+             known.first->item_length_bytes == entry.item_length_bytes;
     });
     if (group == groups.end()) {
       groups.push_back({&entry, entry.layer, 1});
@@ -117,8 +118,7 @@ std::string entries_text(const Pool& pool) {
   Table table({{"component"}, {"role"}, {"entries", Table::Align::right}, {"layers"}, {"bytes per item", Table::Align::right}, {"counted by"}});
   for (const auto& group : groups) {
     const Entry& entry = *group.first;
-    const std::string layers =
-        group.count == 1 ? std::to_string(entry.layer) : std::to_string(entry.layer) + ".." + std::to_string(group.last_layer);
+    const std::string layers = group.count == 1 ? std::to_string(entry.layer) : std::to_string(entry.layer) + ".." + std::to_string(group.last_layer);
     table.add({to_string(entry.component), std::string(to_string(entry.role)), std::to_string(group.count), layers,
                std::to_string(entry.item_length_bytes), std::string(to_string(entry.space))});
   }
@@ -128,7 +128,8 @@ std::string entries_text(const Pool& pool) {
 std::string pairs_text(const Explained& explained) {
   using enum Table::Align;
   const Layout& layout = explained.layout;
-  Table table({{"from"}, {"to"}, {"layers"}, {"entries", right}, {"runs", right}, {"writes before merge", right}, {"writes", right}, {"bytes", right}});
+  Table table(
+      {{"from"}, {"to"}, {"layers"}, {"entries", right}, {"runs", right}, {"writes before merge", right}, {"writes", right}, {"bytes", right}});
   for (const auto& pair : explained.plan.pairs) {
     const RankPool& source = layout.source.ranks[layout.pairs[pair.pair].source];
     const RankPool& target = layout.target.ranks[layout.pairs[pair.pair].target];
@@ -172,7 +173,8 @@ std::string explain_text(const Explained& explained) {
           std::to_string(layout.request.tokens) + " tokens: " + std::to_string(layout.request.pages) + " pages in runs of " +
           std::to_string(layout.request.run_length) + ", seed " + std::to_string(layout.request.seed) + "\n\n";
   text += pairs_text(explained) + "\n" + unwritten_text(layout);
-  const std::string pieces = explained.limits.pieces_per_write_max == 1 ? "one piece" : std::to_string(explained.limits.pieces_per_write_max) + " pieces";
+  const std::string pieces =
+      explained.limits.pieces_per_write_max == 1 ? "one piece" : std::to_string(explained.limits.pieces_per_write_max) + " pieces";
   text += "planned in " + seconds_text(explained.plan.plan_seconds) + "; a write has at most " + pieces + " and " +
           std::to_string(explained.limits.message_bytes_max) + " bytes (limits of " + explained.limits_of + ")\n\n";
   text += "The whole model on decode rank tp0:\n" + entries_text(whole);

@@ -67,7 +67,9 @@ Outcome<void> strike(const SelfOptions& options, Crew& crew, Fault& ret) {
   for (auto& member : crew.members()) {
     if (member.is_prefill) crew.send(member, {{"do", "move"}, {"fault_at_bytes", &member == ret.trigger ? fault_point_bytes(options) : 0}});
   }
-  const auto everything_over = [&] { return std::all_of(crew.members().begin(), crew.members().end(), [](const Member& member) { return member.is_over(); }); };
+  const auto everything_over = [&] {
+    return std::all_of(crew.members().begin(), crew.members().end(), [](const Member& member) { return member.is_over(); });
+  };
   (void)crew.wait(deadline_in(options.timeout), [&] { return crew.fault_point().has_value() || everything_over(); });
   if (!crew.fault_point() || everything_over()) {
     return because(Error(ErrorCode::invalid_argument, "--fault=" + options.fault + ": the request was over before the fault came"), {},
@@ -113,8 +115,8 @@ Outcome<SelfResult> run_fault(const SelfOptions& options, Crew& crew) {
   }
   const bool told = silent.empty();
   const bool wrote = result.fault->landed_after_quiesced.value_or(false);
-  Error error(ErrorCode::peer_lost, what + (told ? ", every other rank learned it" : ", and never told of it: " + silent) +
-                                        (wrote ? "; bytes landed after quiesced" : ""));
+  Error error(ErrorCode::peer_lost,
+              what + (told ? ", every other rank learned it" : ", and never told of it: " + silent) + (wrote ? "; bytes landed after quiesced" : ""));
   result.failure = because(error, {}, told && !wrote ? "this is what the fault must show" : "please report it with this line").value();
   return result;
 }

@@ -11,7 +11,8 @@ constexpr std::uint64_t kTokensMax = 1u << 30;
 Outcome<void> refuse_together(const Request& request, std::string_view option, const std::vector<std::string_view>& others, std::string_view why) {
   for (const auto other : others) {
     if (request.has(other)) {
-      return wrong_option(other, request.text(other), "cannot stand beside " + std::string(option) + ": " + std::string(why), "leave one of the two out");
+      return wrong_option(other, request.text(other), "cannot stand beside " + std::string(option) + ": " + std::string(why),
+                          "leave one of the two out");
     }
   }
   return {};
@@ -37,9 +38,10 @@ Outcome<void> check_sources(const Request& request) {
     if (auto paired = need_partner(request, option, partner); !paired) return paired;
   }
   if (one_file || two_files) {
-    return refuse_together(request, one_file ? "--pool" : "--source-pool",
-                           {"--model-config", "--page-size", "--dtype", "--kv-layout", "--layers", "--draft-layers", "--prefill", "--decode", "--pool-pages"},
-                           "a pool file is the whole layout of one rank");
+    return refuse_together(
+        request, one_file ? "--pool" : "--source-pool",
+        {"--model-config", "--page-size", "--dtype", "--kv-layout", "--layers", "--draft-layers", "--prefill", "--decode", "--pool-pages"},
+        "a pool file is the whole layout of one rank");
   }
   if (!request.has("--model-config")) {
     return wrong_option("--model-config", {}, "no layout is given", "add --model-config=FILE, --pool=FILE, or --source-pool=FILE --target-pool=FILE");
@@ -67,10 +69,10 @@ Outcome<RequestInput> read_input(const Request& request) {
   if (!source) return tl::unexpected(source.error());
   if (!target) return tl::unexpected(target.error());
   if (*source && (*source)->pages.size() != (*target)->pages.size()) {
-    return wrong_option("--target-pages", (*target)->path,
-                        "the lists have unequal lengths: source " + std::to_string((*source)->pages.size()) + ", target " +
-                            std::to_string((*target)->pages.size()),
-                        "give every source page its target page");
+    return wrong_option(
+        "--target-pages", (*target)->path,
+        "the lists have unequal lengths: source " + std::to_string((*source)->pages.size()) + ", target " + std::to_string((*target)->pages.size()),
+        "give every source page its target page");
   }
   if (*source && request.has("--run-length")) {
     return wrong_option("--run-length", request.text("--run-length"), "cannot stand beside --source-pages: the files say where every page lies",

@@ -34,7 +34,7 @@ inline constexpr std::uint64_t kGuardBytes = 4096;
 struct RankPool {
   std::string name;  ///< "prefill tp0 pp1"
   std::uint32_t tp = 0, pp = 0;
-  Pool pool;  ///< base addresses count from the start of the rank's memory
+  Pool pool;                       ///< base addresses count from the start of the rank's memory
   std::uint64_t memory_bytes = 0;  ///< with both guards
 };
 
@@ -43,8 +43,8 @@ struct Side {
   std::string parallel_text;  ///< "tp=1,pp=2", or the pool file
   std::uint32_t tp_size = 1;
   std::vector<RankPool> ranks;
-  Pool whole;                 ///< the whole model with the sizes of rank 0; of a pool file: that pool
-  IndicesBySpace indices;     ///< of the request
+  Pool whole;              ///< the whole model with the sizes of rank 0; of a pool file: that pool
+  IndicesBySpace indices;  ///< of the request
   std::uint64_t request_slot = 0;
 
   std::string_view name() const { return is_prefill ? "prefill" : "decode"; }

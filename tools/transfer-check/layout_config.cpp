@@ -1,7 +1,7 @@
 // Pools from a model's config.json and the way the two sides are cut.
 //
-// Errors that any cut would have (unknown kind, no dtype, a page size that cannot be) are found on the whole model first and name that option; what is left
-// belongs to --prefill or --decode.
+// Errors that any cut would have (unknown kind, no dtype, a page size that cannot be) are found on the whole model first and name that option; what
+// is left belongs to --prefill or --decode.
 #include <algorithm>
 #include <filesystem>
 
@@ -13,8 +13,8 @@ namespace {
 constexpr std::uint32_t kPageSizeDefault = 64;
 constexpr std::uint32_t kPageSizeCompressed = 256;  // Two rows of ratio 128 per page: the only size the kind exists in.
 constexpr std::uint64_t kRequestSlotsSource = 4;
-constexpr std::uint64_t kRequestSlotsTarget = 5;     // Another number than the source's, so that a mixed-up count shows.
-constexpr std::uint64_t kListedPagesFree = 1024;     // A page list may name pages up to here without --pool-pages.
+constexpr std::uint64_t kRequestSlotsTarget = 5;  // Another number than the source's, so that a mixed-up count shows.
+constexpr std::uint64_t kListedPagesFree = 1024;  // A page list may name pages up to here without --pool-pages.
 constexpr std::uint64_t kPagesMax = 1u << 30;
 
 struct Numbers {
@@ -76,7 +76,8 @@ Outcome<Parallelism> cut_side(const ParallelText& text, std::uint32_t layers) {
   std::uint64_t sum = 0;
   for (const auto stage : text.layers) sum += stage;
   if (sum != layers) {
-    return wrong_option(text.option, text.text, "the stages of pp add up to " + std::to_string(sum) + " layers, " + std::to_string(layers) + " are in use",
+    return wrong_option(text.option, text.text,
+                        "the stages of pp add up to " + std::to_string(sum) + " layers, " + std::to_string(layers) + " are in use",
                         "give every layer to one stage, or set --layers=" + std::to_string(sum));
   }
   cut.pp = text.layers;

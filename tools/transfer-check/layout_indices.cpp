@@ -39,8 +39,8 @@ Outcome<std::vector<std::uint64_t>> draw(const Side& side, IndexSpace space, std
   if (count == 0 || !has_space(side, space)) return std::vector<std::uint64_t>{};
   const std::uint64_t pool = index_count(side, space);
   if (count > pool) {
-    return because(Error(ErrorCode::out_of_range, "the request needs " + std::to_string(count) + " indices of " + std::string(to_string(space)) + ", the " +
-                                                      std::string(side.name()) + " pool has " + std::to_string(pool)),
+    return because(Error(ErrorCode::out_of_range, "the request needs " + std::to_string(count) + " indices of " + std::string(to_string(space)) +
+                                                      ", the " + std::string(side.name()) + " pool has " + std::to_string(pool)),
                    {}, "use fewer --tokens or a larger pool");
   }
   return random_pages({count, pool, run_length}, random);
@@ -58,7 +58,8 @@ Outcome<void> place_side(const RequestInput& input, const std::optional<PageList
   if (!counts) return because(counts.error(), "count the indices of the request");
   if (list) {
     const std::string what = std::string(ret.name()) + " pool";
-    if (auto inside = check_page_list(*list, std::max<std::uint64_t>(1, index_count(ret, IndexSpace::pages)), what, !ret.is_prefill); !inside) return inside;
+    if (auto inside = check_page_list(*list, std::max<std::uint64_t>(1, index_count(ret, IndexSpace::pages)), what, !ret.is_prefill); !inside)
+      return inside;
     ret.indices[number_of(IndexSpace::pages)] = list->pages;
   } else {
     auto drawn = draw(ret, IndexSpace::pages, *pages, input.run_length, random);
@@ -86,8 +87,8 @@ Outcome<std::uint64_t> request_pages(const RequestInput& input, std::uint64_t pa
   const std::uint64_t listed = input.source_pages->pages.size();
   if (input.tokens_given && by_tokens != listed) {
     return wrong_option("--tokens", std::to_string(input.tokens),
-                        "are " + std::to_string(by_tokens) + " pages of " + std::to_string(page_size) + " tokens, " + input.source_pages->path + " has " +
-                            std::to_string(listed),
+                        "are " + std::to_string(by_tokens) + " pages of " + std::to_string(page_size) + " tokens, " + input.source_pages->path +
+                            " has " + std::to_string(listed),
                         "leave --tokens out, or make the two agree");
   }
   return listed;

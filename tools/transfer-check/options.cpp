@@ -40,7 +40,8 @@ const Options kTransport = {
     {"--backend", "NAME", "Transport", "ucx, verbs or loopback (default ucx)"},
     {"--lane", "NAME", "Transport", "auto, shm, tcp or rc (default auto)"},
     {"--memory", "KIND", "Transport", "user: plain memory of the process; allocated: from the backend, which gives the mapped lane (default user)"},
-    {"--listen", "HOST:PORT", "Transport", "where the decode side listens (default 127.0.0.1:0, an automatic port); further ranks take the next ports"},
+    {"--listen", "HOST:PORT", "Transport",
+     "where the decode side listens (default 127.0.0.1:0, an automatic port); further ranks take the next ports"},
     {"--timeout", "SECONDS", "Transport", "most time for any one step: start, connect, move, compare (default 60)"},
 };
 
@@ -59,27 +60,31 @@ SubcommandSpec devices_spec() {
 }
 
 SubcommandSpec explain_spec() {
-  return {"explain", "The plan of a source and a target layout, without running it",
-          "Examples:\n"
-               "  transfer-check explain --model-config=Llama-3.1-8B.json --page-size=16 --prefill=tp=1,pp=2\n"
-               "  transfer-check explain --source-pool=prefill.json --target-pool=decode.json --tokens=5000\n\n" +
-               std::string(kExitStatus),
-          join({kLayout, kRequest,
-                {{"--backend", "NAME", "Plan", "plan with the limits of this backend (default: one piece per write, 1 GiB per write, no plugin needed)"},
-                 {"--write-pool", "FILE", "Plan", "write the pool of one rank as a pool file"},
-                 {"--write-pool-of", "SIDE,tp=N,pp=N", "Plan", "which rank --write-pool writes (default decode,tp=0,pp=0)"},
-                 {"--sglang-lists", "FILE", "Plan", "check SGLang's flat pointer lists with their declared counts instead of a layout"}},
-                kOutput})};
+  return {
+      "explain", "The plan of a source and a target layout, without running it",
+      "Examples:\n"
+      "  transfer-check explain --model-config=Llama-3.1-8B.json --page-size=16 --prefill=tp=1,pp=2\n"
+      "  transfer-check explain --source-pool=prefill.json --target-pool=decode.json --tokens=5000\n\n" +
+          std::string(kExitStatus),
+      join({kLayout,
+            kRequest,
+            {{"--backend", "NAME", "Plan", "plan with the limits of this backend (default: one piece per write, 1 GiB per write, no plugin needed)"},
+             {"--write-pool", "FILE", "Plan", "write the pool of one rank as a pool file"},
+             {"--write-pool-of", "SIDE,tp=N,pp=N", "Plan", "which rank --write-pool writes (default decode,tp=0,pp=0)"},
+             {"--sglang-lists", "FILE", "Plan", "check SGLang's flat pointer lists with their declared counts instead of a layout"}},
+            kOutput})};
 }
 
 SubcommandSpec self_spec() {
   return {"self", "Move a request between prefill and decode processes on this host and compare every byte of the target pool",
           "Examples:\n"
-               "  transfer-check self --model-config=Llama-3.1-8B.json --page-size=16 --tokens=2048 --prefill=tp=1,pp=2\n"
-               "  transfer-check self --model-config=DeepSeek-V3.json --layers=8 --corrupt\n"
-               "  transfer-check self --model-config=Llama-3.1-8B.json --fault=kill-decode\n\n" +
-               std::string(kExitStatus),
-          join({kLayout, kRequest, kTransport,
+          "  transfer-check self --model-config=Llama-3.1-8B.json --page-size=16 --tokens=2048 --prefill=tp=1,pp=2\n"
+          "  transfer-check self --model-config=DeepSeek-V3.json --layers=8 --corrupt\n"
+          "  transfer-check self --model-config=Llama-3.1-8B.json --fault=kill-decode\n\n" +
+              std::string(kExitStatus),
+          join({kLayout,
+                kRequest,
+                kTransport,
                 {{"--corrupt", "", "Check", "flip one byte on the way: the check must then fail and name the byte"},
                  {"--fault", "WHAT", "Check",
                   "kill-decode, kill-prefill, freeze-decode or freeze-prefill in mid-transfer: shows when each side learned it (exit status 1)"}},

@@ -81,7 +81,8 @@ Outcome<void> check_page_list(const PageList& list, std::uint64_t pool_pages, st
   for (std::size_t i = 0; i < list.pages.size(); ++i) {
     const std::string page = list.place(i) + ": page " + std::to_string(list.pages[i]);
     if (list.pages[i] >= pool_pages) {
-      return wrong_option(list.option, list.path, page + " is outside the " + std::string(what) + ", which has " + std::to_string(pool_pages) + " pages",
+      return wrong_option(list.option, list.path,
+                          page + " is outside the " + std::string(what) + ", which has " + std::to_string(pool_pages) + " pages",
                           "use indices from 0 to " + std::to_string(pool_pages - 1) + ", or a larger pool");
     }
     if (!unique) continue;

@@ -7,7 +7,7 @@ namespace kvferry::transfer_check {
 namespace {
 
 constexpr std::uint64_t kWordBytes = 8;
-constexpr std::uint64_t kPoison = 1ull << 62;               // Word numbers stay far below.
+constexpr std::uint64_t kPoison = 1ull << 62;  // Word numbers stay far below.
 constexpr std::uint64_t kProgressBytes = 16u << 20;
 
 /// The finalizer of SplitMix64: a bijection of 64-bit words.
@@ -128,7 +128,8 @@ void Pattern::fill(std::size_t rank, std::span<std::byte> memory, const Progress
 
 std::optional<SourcePlace> Pattern::find(std::uint64_t value) const {
   const std::uint64_t number = unmix(value);
-  const auto after = std::upper_bound(numbered_.begin(), numbered_.end(), number, [](std::uint64_t n, const Numbered& place) { return n < place.first; });
+  const auto after =
+      std::upper_bound(numbered_.begin(), numbered_.end(), number, [](std::uint64_t n, const Numbered& place) { return n < place.first; });
   if (after == numbered_.begin()) return std::nullopt;
   const Numbered& place = *(after - 1);
   const std::uint64_t word = number - place.first;
@@ -159,11 +160,13 @@ Expected::Expected(const Pattern& pattern, std::vector<std::size_t> writers, Nam
   std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.offset < b.offset; });
 }
 
-void Expected::add_items(std::size_t target_entry, std::size_t rank, std::size_t source_entry, const IndicesBySpace& source, const IndicesBySpace& target) {
+void Expected::add_items(std::size_t target_entry, std::size_t rank, std::size_t source_entry, const IndicesBySpace& source,
+                         const IndicesBySpace& target) {
   const Entry& entry = target_.pool.entries[target_entry];
   const auto space = static_cast<std::size_t>(entry.space);
   for (std::size_t i = 0; i < target[space].size() && i < source[space].size(); ++i) {
-    items_.push_back({entry.base_address + target[space][i] * entry.pitch_bytes, target_entry, target[space][i], {rank, source_entry, source[space][i], 0}});
+    items_.push_back(
+        {entry.base_address + target[space][i] * entry.pitch_bytes, target_entry, target[space][i], {rank, source_entry, source[space][i], 0}});
   }
 }
 
@@ -289,7 +292,9 @@ bool Expected::neighbours_are_right(std::span<const std::byte> memory, const Wro
 
 std::uint64_t digest(std::span<const std::byte> memory) {
   std::uint64_t sum = memory.size();
-  each_word(memory.size(), [&](std::uint64_t w, std::uint64_t bytes) { sum = (sum ^ load(memory.data() + w * kWordBytes, bytes)) * 0x9E3779B97F4A7C15u + (sum >> 29); });
+  each_word(memory.size(), [&](std::uint64_t w, std::uint64_t bytes) {
+    sum = (sum ^ load(memory.data() + w * kWordBytes, bytes)) * 0x9E3779B97F4A7C15u + (sum >> 29);
+  });
   return sum;
 }
 

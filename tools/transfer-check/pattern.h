@@ -83,23 +83,24 @@ class Expected {
   };
   struct Wrong {
     std::uint64_t memory_offset = 0;
-    bool wanted = false;             ///< else a byte that nothing may touch
+    bool wanted = false;               ///< else a byte that nothing may touch
     std::optional<std::size_t> entry;  ///< of the target pool; empty: outside every entry
     std::uint64_t index = 0, offset = 0;
     std::uint8_t expected = 0, found = 0;
-    std::optional<SourcePlace> must_be;      ///< where the expected byte lies
-    std::optional<SourcePlace> belongs_to;   ///< where the found byte belongs, if its word says so
-    bool is_poison = false;                  ///< nothing came
-    std::string text;                        ///< all of it in words
+    std::optional<SourcePlace> must_be;     ///< where the expected byte lies
+    std::optional<SourcePlace> belongs_to;  ///< where the found byte belongs, if its word says so
+    bool is_poison = false;                 ///< nothing came
+    std::string text;                       ///< all of it in words
   };
   struct Verdict {
     std::uint64_t bytes_compared = 0, bytes_wrong = 0;
     std::optional<Wrong> first_wrong;
   };
 
-  /// `writers` are the source ranks that write to this target. An entry pairs with the writer that has one of the same component, role and layer: found
-  /// here by looking, not by the code under test.
-  Expected(const Pattern& pattern, std::vector<std::size_t> writers, NamedPool target, const IndicesBySpace& source, const IndicesBySpace& target_indices);
+  /// `writers` are the source ranks that write to this target. An entry pairs with the writer that has one of the same component, role and layer:
+  /// found here by looking, not by the code under test.
+  Expected(const Pattern& pattern, std::vector<std::size_t> writers, NamedPool target, const IndicesBySpace& source,
+           const IndicesBySpace& target_indices);
 
   void poison(std::span<std::byte> memory, const Progress& progress) const;
   /// Every byte of the memory.

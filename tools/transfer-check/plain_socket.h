@@ -1,4 +1,5 @@
-/// One plain TCP connection over the loopback device that moves the pieces of a round with writev and readv: what a lane over TCP is measured against.
+/// One plain TCP connection over the loopback device that moves the pieces of a round with writev and readv: what a lane over TCP is measured
+/// against.
 #pragma once
 
 #include <cstddef>

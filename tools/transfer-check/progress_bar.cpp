@@ -26,7 +26,8 @@ void ProgressBar::show(const std::string& step, std::uint64_t done, std::uint64_
   next_ = now + kInterval;
   const double part = std::min(1.0, static_cast<double>(done) / static_cast<double>(total));
   const auto full = static_cast<std::size_t>(part * static_cast<double>(kCells));
-  draw("\r" + step + " [" + std::string(full, '#') + std::string(kCells - full, '.') + "] " + fixed_text(part * 100, 0) + " % of " + bytes_text(total) + "\x1b[K");
+  draw("\r" + step + " [" + std::string(full, '#') + std::string(kCells - full, '.') + "] " + fixed_text(part * 100, 0) + " % of " +
+       bytes_text(total) + "\x1b[K");
   drawn_ = true;
 }
 

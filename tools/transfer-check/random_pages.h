@@ -30,9 +30,9 @@ struct RandomPages {
   std::uint64_t run_length = 1;  ///< at least 1
 };
 
-/// The pages in the order of the request. Runs of `run_length` (the last may be shorter) and the unused pages, one by one, are shuffled (Fisher-Yates from the
-/// back, `next() % (i + 1)`) and laid out one after another; where two runs that follow each other in the request would touch, the later one is
-/// swapped with the first item that ends this without making another pair touch.
+/// The pages in the order of the request. Runs of `run_length` (the last may be shorter) and the unused pages, one by one, are shuffled (Fisher-Yates
+/// from the back, `next() % (i + 1)`) and laid out one after another; where two runs that follow each other in the request would touch, the later one
+/// is swapped with the first item that ends this without making another pair touch.
 std::vector<std::uint64_t> random_pages(const RandomPages& wanted, SplitMix64& random);
 
 }  // namespace kvferry::transfer_check

@@ -3,8 +3,8 @@
 //   source: ucp_put_nbx per piece, progress every few, one flush; the clock stops when the flush is done
 //   target: memory mapped once, spins in ucp_worker_progress while a round runs
 //
-// UCX's default settings, except that the lane named on the command line is chosen. On TCP endpoints have peer failure handling, as any serving engine
-// needs it; on shared memory UCX 1.13 has none to offer. Spoken to over descriptor 3 like a worker.
+// UCX's default settings, except that the lane named on the command line is chosen. On TCP endpoints have peer failure handling, as any serving
+// engine needs it; on shared memory UCX 1.13 has none to offer. Spoken to over descriptor 3 like a worker.
 #include <ucp/api/ucp.h>
 
 #include <chrono>
@@ -130,7 +130,10 @@ class Side {
     void* key = nullptr;
     std::size_t key_bytes = 0;
     check(ucp_rkey_pack(context_, handle_, &key, &key_bytes), "ucp_rkey_pack");
-    say({{"is", "described"}, {"address", to_hex(address, address_bytes)}, {"key", to_hex(key, key_bytes)}, {"base", reinterpret_cast<std::uint64_t>(memory_)}});
+    say({{"is", "described"},
+         {"address", to_hex(address, address_bytes)},
+         {"key", to_hex(key, key_bytes)},
+         {"base", reinterpret_cast<std::uint64_t>(memory_)}});
     ucp_rkey_buffer_release(key);
     ucp_worker_release_address(worker_, address);
   }
@@ -149,7 +152,8 @@ class Side {
   }
 
   void prepare(const Json& command) {
-    const PieceJob job{command.at("piece_bytes").get<std::uint64_t>(), command.at("pool_bytes").get<std::uint64_t>(), command.at("seed").get<std::uint64_t>()};
+    const PieceJob job{command.at("piece_bytes").get<std::uint64_t>(), command.at("pool_bytes").get<std::uint64_t>(),
+                       command.at("seed").get<std::uint64_t>()};
     pieces_ = make_pieces(job);
     piece_bytes_ = job.piece_bytes;
     say({{"is", "prepared"}});

@@ -27,7 +27,8 @@ Outcome<void> read_listen(const Request& request, SelfOptions& ret) {
   ret.listen_port = address->port;
   const std::uint64_t last = address->port + ret.layout.target.ranks.size() - 1;
   if (address->port != 0 && last > UINT16_MAX) {
-    return wrong_option("--listen", ret.listen, std::to_string(ret.layout.target.ranks.size()) + " decode ranks would need ports up to " + std::to_string(last),
+    return wrong_option("--listen", ret.listen,
+                        std::to_string(ret.layout.target.ranks.size()) + " decode ranks would need ports up to " + std::to_string(last),
                         "name a lower port, or port 0 for automatic ones");
   }
   return {};
@@ -38,7 +39,8 @@ Outcome<void> read_fault(const Request& request, SelfOptions& ret) {
   auto fault = parse_word("--fault", request.text("--fault"), {"kill-decode", "kill-prefill", "freeze-decode", "freeze-prefill"});
   if (!fault) return tl::unexpected(fault.error());
   ret.fault = *fault;
-  if (ret.corrupt) return wrong_option("--fault", ret.fault, "cannot stand beside --corrupt: only a request that arrives is compared", "leave one of the two out");
+  if (ret.corrupt)
+    return wrong_option("--fault", ret.fault, "cannot stand beside --corrupt: only a request that arrives is compared", "leave one of the two out");
   if (ret.in_one_process) {
     return wrong_option("--fault", ret.fault, "backend " + ret.backend_name + " has both ends in one process", "use --backend=ucx");
   }
@@ -72,8 +74,8 @@ Outcome<void> check_workers(const SelfOptions& options) {
   constexpr std::size_t kWorkersMax = 256;
   const std::size_t workers = options.layout.source.ranks.size() + options.layout.target.ranks.size();
   if (workers <= kWorkersMax) return check_memory(job_memory_bytes(options.layout), "the job");
-  return because(Error(ErrorCode::invalid_argument, "--prefill and --decode make " + std::to_string(workers) + " ranks, one host runs at most " +
-                                                        std::to_string(kWorkersMax)),
+  return because(Error(ErrorCode::invalid_argument,
+                       "--prefill and --decode make " + std::to_string(workers) + " ranks, one host runs at most " + std::to_string(kWorkersMax)),
                  {}, "use fewer ranks, or explain, which starts none");
 }
 
@@ -123,7 +125,8 @@ Outcome<void> add_workers(const SelfOptions& options, Crew& ret) {
     if (auto added = ret.add(decode, t, 1); !added) return added;
   }
   for (std::size_t s = 0; s < layout.source.ranks.size(); ++s) {
-    const auto targets = static_cast<std::size_t>(std::count_if(layout.pairs.begin(), layout.pairs.end(), [s](const RankPair& pair) { return pair.source == s; }));
+    const auto targets =
+        static_cast<std::size_t>(std::count_if(layout.pairs.begin(), layout.pairs.end(), [s](const RankPair& pair) { return pair.source == s; }));
     if (targets == 0) continue;
     WorkerConfig prefill = config;
     name_rank(layout.source.ranks[s], prefill);
@@ -153,13 +156,15 @@ void send_connect(const Layout& layout, Crew& crew) {
 
 Outcome<void> start_and_connect(const SelfOptions& options, Crew& crew) {
   if (auto added = add_workers(options, crew); !added) return added;
-  if (auto started = crew.advance("start", deadline_in(options.timeout), [](const Member& member) { return member.started; }); !started) return started;
+  if (auto started = crew.advance("start", deadline_in(options.timeout), [](const Member& member) { return member.started; }); !started)
+    return started;
   send_connect(options.layout, crew);
   if (auto up = crew.advance("connect", deadline_in(options.timeout), [](const Member& member) { return member.connected; }); !up) return up;
   for (auto& member : crew.members()) {
     if (!member.is_prefill) crew.send(member, {{"do", "expect"}});
   }
-  return crew.advance("announce the request", deadline_in(options.timeout), [](const Member& member) { return member.is_prefill || member.expecting; });
+  return crew.advance("announce the request", deadline_in(options.timeout),
+                      [](const Member& member) { return member.is_prefill || member.expecting; });
 }
 
 /// Every rank to its end, then the target pools compared.
@@ -168,7 +173,8 @@ Outcome<void> move_and_compare(const SelfOptions& options, Crew& crew) {
     if (member.is_prefill) crew.send(member, {{"do", "move"}, {"fault_at_bytes", 0}});
   }
   // The engines keep the deadline of the transfers; this bound is for an engine that does not.
-  if (auto moved = crew.advance("move", deadline_in(options.timeout + kSettleMargin), [](const Member& member) { return member.is_over(); }); !moved) return moved;
+  if (auto moved = crew.advance("move", deadline_in(options.timeout + kSettleMargin), [](const Member& member) { return member.is_over(); }); !moved)
+    return moved;
   for (auto& member : crew.members()) {
     if (!member.is_prefill) crew.send(member, {{"do", "compare"}});
   }
@@ -178,9 +184,9 @@ Outcome<void> move_and_compare(const SelfOptions& options, Crew& crew) {
 /// The sums the engines report against the plan that was made before: what was not moved cannot be right.
 Outcome<void> check_sums(const SelfOptions& options, const Figures& figures) {
   if (figures.bytes == options.plan.bytes && figures.writes_before_merge == options.plan.writes_before_merge) return {};
-  return because(Error(ErrorCode::internal, "the engines report " + std::to_string(figures.bytes) + " bytes in " + std::to_string(figures.writes_before_merge) +
-                                                " writes before merge, the plan has " + std::to_string(options.plan.bytes) + " in " +
-                                                std::to_string(options.plan.writes_before_merge)));
+  return because(Error(ErrorCode::internal, "the engines report " + std::to_string(figures.bytes) + " bytes in " +
+                                                std::to_string(figures.writes_before_merge) + " writes before merge, the plan has " +
+                                                std::to_string(options.plan.bytes) + " in " + std::to_string(options.plan.writes_before_merge)));
 }
 
 SelfResult run_check(const SelfOptions& options, Crew& crew) {
@@ -188,7 +194,8 @@ SelfResult run_check(const SelfOptions& options, Crew& crew) {
   auto done = move_and_compare(options, crew);
   if (!done) {
     const std::uint64_t now_ns = monotonic_ns();
-    (void)crew.settle(deadline_in(options.lease() + kSettleMargin), [](const Member& member) { return member.is_over(); });  // What they learned by then is told.
+    (void)crew.settle(deadline_in(options.lease() + kSettleMargin),
+                      [](const Member& member) { return member.is_over(); });  // What they learned by then is told.
     std::uint64_t since_ns = 0;
     for (const auto& member : crew.members()) since_ns = member.ending ? std::min(now_ns, member.gone_at_ns) : since_ns;
     result.learned = collect_learned(crew, since_ns);
@@ -206,14 +213,18 @@ void show_progress(const SelfOptions& options, const Crew& crew, ProgressBar& ba
   for (const std::string step : {"fill", "move", "compare"}) {
     std::uint64_t bytes = 0;
     for (const auto& member : crew.members()) bytes += member.progress_step == step ? member.progress_bytes : 0;
-    const std::uint64_t total = step == "fill" ? job_memory_bytes(options.layout) : step == "move" ? options.plan.bytes : target_memory_bytes(options.layout);
+    const std::uint64_t total = step == "fill"   ? job_memory_bytes(options.layout)
+                                : step == "move" ? options.plan.bytes
+                                                 : target_memory_bytes(options.layout);
     if (bytes != 0) bar.show(step, bytes, total);
   }
 }
 
 }  // namespace
 
-std::chrono::nanoseconds SelfOptions::lease() const { return fault.empty() ? std::chrono::nanoseconds(kLease) : std::chrono::nanoseconds(kFaultLease); }
+std::chrono::nanoseconds SelfOptions::lease() const {
+  return fault.empty() ? std::chrono::nanoseconds(kLease) : std::chrono::nanoseconds(kFaultLease);
+}
 
 std::chrono::nanoseconds SelfOptions::heartbeat() const {
   return fault.empty() ? std::chrono::nanoseconds(kHeartbeat) : std::chrono::nanoseconds(kFaultHeartbeat);

@@ -43,7 +43,7 @@ struct Figures {
 /// When a rank learned that something went wrong.
 struct Learned {
   std::string rank, peer;
-  double seconds = 0;  ///< after the fault, where its time is known
+  double seconds = 0;              ///< after the fault, where its time is known
   std::optional<Failure> failure;  ///< empty: it ended well
   bool quiesced = false;
   double quiesced_seconds = 0;

@@ -91,11 +91,12 @@ std::string head_text(const SelfOptions& options, const Crew& crew) {
   const auto prefill = std::count_if(crew.members().begin(), crew.members().end(), [](const Member& member) { return member.is_prefill; });
   const auto decode = static_cast<std::ptrdiff_t>(crew.members().size()) - prefill;
   const Layout& layout = options.layout;
-  std::string text = layout.model + ": " + layout.target.whole.kind + ", prefill " + layout.source.parallel_text + ", decode " + layout.target.parallel_text +
-                     "; request of " + std::to_string(layout.request.tokens) + " tokens: " + std::to_string(layout.request.pages) + " pages in runs of " +
-                     std::to_string(layout.request.run_length) + "\n";
+  std::string text = layout.model + ": " + layout.target.whole.kind + ", prefill " + layout.source.parallel_text + ", decode " +
+                     layout.target.parallel_text + "; request of " + std::to_string(layout.request.tokens) +
+                     " tokens: " + std::to_string(layout.request.pages) + " pages in runs of " + std::to_string(layout.request.run_length) + "\n";
   text += std::to_string(prefill) + " prefill and " + std::to_string(decode) + " decode " +
-          (options.in_one_process ? "engines in this one process (backend " + options.backend_name + " cannot reach another)" : std::string("processes on this host")) +
+          (options.in_one_process ? "engines in this one process (backend " + options.backend_name + " cannot reach another)"
+                                  : std::string("processes on this host")) +
           ", backend " + options.backend_name + (options.backend.build.empty() ? "" : " (" + options.backend.build + ")") + ", " +
           (options.memory == "user" ? "memory of the processes" : "memory from the backend") + "\n\n";
   return text;
@@ -103,15 +104,24 @@ std::string head_text(const SelfOptions& options, const Crew& crew) {
 
 std::string moves_text(const SelfResult& result, const Crew& crew) {
   using enum Table::Align;
-  Table table({{"from"}, {"to"}, {"lane"}, {"moved", right}, {"writes before merge", right}, {"writes", right}, {"planned in", right}, {"time", right}, {"GB/s", right}});
+  Table table({{"from"},
+               {"to"},
+               {"lane"},
+               {"moved", right},
+               {"writes before merge", right},
+               {"writes", right},
+               {"planned in", right},
+               {"time", right},
+               {"GB/s", right}});
   std::size_t rows = 0;
   for (const auto& member : crew.members()) {
     if (!member.is_prefill) continue;
     for (const auto& [id, transfer] : member.transfers) {
       const auto lane = member.lanes.find(transfer.peer);
       const double seconds = static_cast<double>(transfer.finished_ns - transfer.submitted_ns) * kNanosecond;
-      table.add({member.name(), transfer.peer, lane == member.lanes.end() ? "" : lane->second, bytes_text(transfer.bytes), std::to_string(transfer.writes_before_merge),
-                 std::to_string(transfer.writes), seconds_text(static_cast<double>(transfer.plan_ns) * kNanosecond), seconds_text(seconds),
+      table.add({member.name(), transfer.peer, lane == member.lanes.end() ? "" : lane->second, bytes_text(transfer.bytes),
+                 std::to_string(transfer.writes_before_merge), std::to_string(transfer.writes),
+                 seconds_text(static_cast<double>(transfer.plan_ns) * kNanosecond), seconds_text(seconds),
                  transfer.error ? "failed" : fixed_text(seconds > 0 ? static_cast<double>(transfer.bytes) / seconds / 1e9 : 0, 2)});
       ++rows;
     }
@@ -130,12 +140,15 @@ std::string learned_text(const SelfResult& result) {
     const std::string when = item.seconds > 0 ? " after " + seconds_text(item.seconds) : std::string();
     text += item.rank + (item.failure ? " learned" + when + ": " + item.failure->error.text : " came to its end" + when) + "\n";
     const std::string quiesced_when = item.quiesced_seconds > 0 ? " after " + seconds_text(item.quiesced_seconds) : std::string();
-    text += "  " + (item.quiesced            ? "quiesced" + quiesced_when + ": nothing moves any more"
-                    : item.unquiesced.empty() ? std::string("not quiesced when the check ended")
-                                              : "cannot promise that nothing moves any more: " + item.unquiesced) + "\n";
+    text += "  " +
+            (item.quiesced             ? "quiesced" + quiesced_when + ": nothing moves any more"
+             : item.unquiesced.empty() ? std::string("not quiesced when the check ended")
+                                       : "cannot promise that nothing moves any more: " + item.unquiesced) +
+            "\n";
   }
   if (result.fault && result.fault->landed_after_quiesced) {
-    text += *result.fault->landed_after_quiesced ? "the target memory CHANGED after quiesced\n" : "the target memory stayed as it was after quiesced\n";
+    text +=
+        *result.fault->landed_after_quiesced ? "the target memory CHANGED after quiesced\n" : "the target memory stayed as it was after quiesced\n";
   }
   return text;
 }
@@ -157,7 +170,10 @@ Failure failure_line(const SelfOptions& options, const SelfResult& result) {
   Error error(ErrorCode::mismatch, std::to_string(figures.bytes_wrong) + " of " + std::to_string(figures.bytes_compared) +
                                        (figures.bytes_wrong == 1 ? " bytes is wrong: " : " bytes are wrong, the first: ") +
                                        figures.first_wrong.at("text").get<std::string>());
-  Failure failure = because(error, {}, options.corrupt ? "one byte was flipped by --corrupt" : "do not serve with this set-up; please report it with the whole output").value();
+  Failure failure =
+      because(error, {},
+              options.corrupt ? "one byte was flipped by --corrupt" : "do not serve with this set-up; please report it with the whole output")
+          .value();
   failure.status = ExitStatus::fails;
   return failure;
 }
@@ -202,8 +218,8 @@ std::vector<Learned> collect_learned(const Crew& crew, std::uint64_t since_ns) {
   for (const auto& member : crew.members()) {
     for (const auto& [id, transfer] : member.transfers) {
       if (!transfer.ended) continue;
-      learned.push_back({member.name(), transfer.peer, seconds(transfer.ended_at_ns), transfer.error, transfer.quiesced, seconds(transfer.quiesced_at_ns),
-                         transfer.unquiesced ? transfer.unquiesced->error.text : ""});
+      learned.push_back({member.name(), transfer.peer, seconds(transfer.ended_at_ns), transfer.error, transfer.quiesced,
+                         seconds(transfer.quiesced_at_ns), transfer.unquiesced ? transfer.unquiesced->error.text : ""});
     }
   }
   return learned;

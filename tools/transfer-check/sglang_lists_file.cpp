@@ -38,7 +38,8 @@ class Keys {
   Outcome<std::uint32_t> number(const std::string& key) {
     auto value = get(key);
     if (!value) return tl::unexpected(value.error());
-    if (!(*value)->is_number_unsigned() || (*value)->get<std::uint64_t>() > UINT32_MAX) return wrong(where_ + ": \"" + key + "\": " + (*value)->dump() + " is not a whole number");
+    if (!(*value)->is_number_unsigned() || (*value)->get<std::uint64_t>() > UINT32_MAX)
+      return wrong(where_ + ": \"" + key + "\": " + (*value)->dump() + " is not a whole number");
     return (*value)->get<std::uint32_t>();
   }
   Outcome<std::string> word(const std::string& key) {
@@ -53,7 +54,8 @@ class Keys {
     if (!(*value)->is_array()) return wrong(where_ + ": \"" + key + "\" is not a list");
     std::vector<std::uint32_t> numbers;
     for (const auto& item : **value) {
-      if (!item.is_number_unsigned() || item.get<std::uint64_t>() > UINT32_MAX) return wrong(where_ + ": \"" + key + "\": " + item.dump() + " is not a whole number");
+      if (!item.is_number_unsigned() || item.get<std::uint64_t>() > UINT32_MAX)
+        return wrong(where_ + ": \"" + key + "\": " + item.dump() + " is not a whole number");
       numbers.push_back(item.get<std::uint32_t>());
     }
     return numbers;
@@ -111,7 +113,9 @@ struct Paired {
 };
 
 Outcome<void> take(const Keys& keys, const Result<sglang::ListSlice>& sliced, Paired& ret) {
-  if (!sliced) return because(sliced.error(), std::string(kOption) + "=" + keys.path(), "hand over the whole list of each side with the counts it was made from", kOption);
+  if (!sliced)
+    return because(sliced.error(), std::string(kOption) + "=" + keys.path(), "hand over the whole list of each side with the counts it was made from",
+                   kOption);
   ret.source = sliced->source;
   ret.target = sliced->target;
   return {};
@@ -128,7 +132,8 @@ Outcome<void> pair_compressed(Keys& keys, Paired& ret) {
   if (!stage) return tl::unexpected(stage.error());
   if (stage->size() != 2) return keys.wrong("\"stage\" is not [first layer, layer after the last]");
   if (auto closed = keys.no_others(); !closed) return closed;
-  return take(keys, sglang::slice_compressed_mla((*stage)[0], (*stage)[1], *ratios, *type, positions(ret.source_length), positions(ret.target_length)), ret);
+  return take(
+      keys, sglang::slice_compressed_mla((*stage)[0], (*stage)[1], *ratios, *type, positions(ret.source_length), positions(ret.target_length)), ret);
 }
 
 Outcome<void> pair_mla(Keys& keys, Paired& ret) {

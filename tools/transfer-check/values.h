@@ -35,10 +35,10 @@ Outcome<std::vector<std::string>> parse_list(std::string_view option, std::strin
 
 /// "tp=2,pp=4+3" before the number of layers is known.
 struct ParallelText {
-  std::string option, text;              ///< as the user wrote it, for messages
+  std::string option, text;  ///< as the user wrote it, for messages
   std::uint32_t tp = 1;
   std::uint32_t stages = 1;
-  std::vector<std::uint32_t> layers;     ///< of every stage; empty: to be split over `stages`
+  std::vector<std::uint32_t> layers;  ///< of every stage; empty: to be split over `stages`
 };
 Outcome<ParallelText> parse_parallel(std::string_view option, std::string_view text);
 

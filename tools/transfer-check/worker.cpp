@@ -25,15 +25,20 @@ constexpr int kProgressMs = 100;
 constexpr auto kSendTimeout = std::chrono::seconds(30);
 
 Json figures_json(const TransferFigures& figures) {
-  return {{"bytes", figures.bytes},     {"writes_before_merge", figures.writes_before_merge}, {"writes", figures.writes},
-          {"plan_ns", figures.plan_ns}, {"submitted_ns", figures.submitted_ns},               {"ended_ns", figures.ended_ns}};
+  return {{"bytes", figures.bytes},
+          {"writes_before_merge", figures.writes_before_merge},
+          {"writes", figures.writes},
+          {"plan_ns", figures.plan_ns},
+          {"submitted_ns", figures.submitted_ns},
+          {"ended_ns", figures.ended_ns}};
 }
 
 Json place_json(const Pattern& pattern, const SourcePlace& place) {
   const NamedPool& source = pattern.sources()[place.rank];
   const Entry& entry = source.pool.entries[place.entry];
-  return {{"rank", source.name}, {"component", to_string(entry.component)}, {"role", to_string(entry.role)}, {"layer", entry.layer},
-          {"index_space", to_string(entry.space)}, {"page", place.index}, {"offset", place.offset}};
+  return {{"rank", source.name},   {"component", to_string(entry.component)}, {"role", to_string(entry.role)},
+          {"layer", entry.layer},  {"index_space", to_string(entry.space)},   {"page", place.index},
+          {"offset", place.offset}};
 }
 
 /// `page` is the index in the entry's space, whatever that space counts.
@@ -114,7 +119,8 @@ void Worker::run() {
   for (;;) {
     std::array<pollfd, 2> items = {pollfd{channel_.descriptor(), POLLIN, 0}, pollfd{node_ ? node_->event_fd() : -1, POLLIN, 0}};
     const int ready = ::poll(items.data(), items.size(), moving_.empty() ? -1 : kProgressMs);
-    if (ready == 0 && config_.show_progress && config_.is_prefill) say({{"is", "progress"}, {"step", "move"}, {"bytes", node_->backend_stats().bytes}});
+    if (ready == 0 && config_.show_progress && config_.is_prefill)
+      say({{"is", "progress"}, {"step", "move"}, {"bytes", node_->backend_stats().bytes}});
     if (node_) drain_events();
     for (;;) {
       auto command = channel_.try_receive();

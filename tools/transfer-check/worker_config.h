@@ -20,10 +20,10 @@ struct WorkerConfig {
   bool corrupt = false;        ///< flip one byte of the source
   bool show_progress = false;  ///< say how far a step is
   std::uint64_t seed = 1;
-  std::vector<NamedPool> sources;     ///< all prefill ranks: the pattern
-  std::size_t source = 0;             ///< prefill: which of them this is
-  NamedPool target;                   ///< decode: its own pool
-  std::vector<std::size_t> writers;   ///< decode: sources that write here
+  std::vector<NamedPool> sources;    ///< all prefill ranks: the pattern
+  std::size_t source = 0;            ///< prefill: which of them this is
+  NamedPool target;                  ///< decode: its own pool
+  std::vector<std::size_t> writers;  ///< decode: sources that write here
   IndicesBySpace source_indices, target_indices;
 };
 
