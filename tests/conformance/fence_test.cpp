@@ -236,7 +236,7 @@ TEST_CASE("a region that drains refuses what the peer writes into it") {
   if (!needs(*pair.b, KVFERRY_CAP_GUARDED_TARGET, "a guarded target")) return;
   Buffer at_a(pair.a, 4096, KVFERRY_ACCESS_REMOTE_WRITE);
   share(pair.a, {at_a.region()}, pair.b, pair.to_a());
-  // The region is the source of a batch of its owner, which nobody moves: it drains, it does not go.
+  // The region is the source of a batch of its owner, which nobody has moved yet: it drains until it is asked again.
   Batch out, in;
   out.write(pair.target, 0, at_a, 0, 64).room(1);
   REQUIRE(ok(pair.b->submit(pair.to_a(), out.c())).all);

@@ -69,6 +69,8 @@ TEST_CASE("raw items that touch on both sides are merged, in the order given") {
   check("target gap of one byte", {{0x1000, 0x10000, 64}, {0x1040, 0x10041, 64}}, {1 << 20, 2}, {"11:0+64 = 1:0+64", "11:65+64 = 1:64+64"});
   check("addresses touch, target regions do not", {{0x1000, 0x10FC0, 64}, {0x1040, 0x11000, 64}}, {1 << 20, 2}, {"11:4032+64 = 1:0+64", "12:0+64 = 1:64+64"});
   check("addresses touch, source regions do not: two pieces", {{0x1FC0, 0x10000, 64}, {0x2000, 0x10040, 64}}, {1 << 20, 2}, {"11:0+128 = 1:4032+64 2:0+64"});
+  check("offsets touch, source regions differ", {{0x1000, 0x10000, 64}, {0x2040, 0x10040, 64}}, {1 << 20, 2}, {"11:0+128 = 1:0+64 2:64+64"});
+  check("offsets touch, target regions differ", {{0x1000, 0x10000, 64}, {0x1040, 0x11040, 64}}, {1 << 20, 2}, {"11:0+64 = 1:0+64", "12:64+64 = 1:64+64"});
   check("split at the message limit", {{0x1000, 0x10000, 64}, {0x1040, 0x10040, 64}}, {100, 1}, {"11:0+100 = 1:0+100", "11:100+28 = 1:100+28"});
 }
 

@@ -60,6 +60,9 @@ TEST_CASE("of overlapping regions the smallest that holds the range wins, of equ
   CHECK(map.find(0x1000, 16)->region == 4);
   CHECK(map.find(0x17F0, 32)->region == 4);
   CHECK(map.find(0x1FF0, 32)->region == 2);
+  std::vector<kvferry_region> order;
+  for (const RegionMap::Region& region : map.regions()) order.push_back(region.id);
+  CHECK(order == std::vector<kvferry_region>{2, 1, 4, 3});
   map.remove(4);
   CHECK(map.find(0x1000, 16)->region == 1);
   map.remove(1);
