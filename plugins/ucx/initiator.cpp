@@ -241,7 +241,6 @@ void Initiator::deliver() {
 }
 
 void Initiator::expire(std::uint64_t now_ns) {
-  if (next_deadline_ns_ == 0 || now_ns < next_deadline_ns_) return;
   next_deadline_ns_ = 0;
   for (std::uint64_t number = delivery_cursor_; number != queue_.batches.next(); ++number) {
     Batch& batch = queue_.batches[number];
@@ -258,13 +257,14 @@ void Initiator::expire(std::uint64_t now_ns) {
 }
 
 bool Initiator::step(std::uint64_t now_ns) {
+  if (delivery_cursor_ == queue_.batches.next() && cancels_waiting_.empty() && flushes_.empty()) return false;
   const std::uint64_t events_before = env_.events.size();
   const std::uint64_t cursor_before = queue_.cursor_piece + queue_.cursor_batch;
   deliver();
-  expire(now_ns);
-  last_pump_ = sender_->pump(queue_, *this);
-  answer_cancels();
-  answer_flushes();
+  if (next_deadline_ns_ != 0 && now_ns >= next_deadline_ns_) expire(now_ns);
+  last_pump_ = queue_.idle() ? Pumped::idle : sender_->pump(queue_, *this);
+  if (!cancels_waiting_.empty()) answer_cancels();
+  if (!flushes_.empty()) answer_flushes();
   return env_.events.size() != events_before || queue_.cursor_piece + queue_.cursor_batch != cursor_before;
 }
 

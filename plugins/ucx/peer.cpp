@@ -372,7 +372,10 @@ void Peer::on_message(std::span<const std::uint8_t> bytes) {
   heard_ = true;
   switch (static_cast<MessageKind>(head.kind)) {
     case MessageKind::data:
-      if (auto taken = target_.on_data(bytes); !taken) protocol_error(std::move(taken.error()));
+      if (options_.lease_ns != 0 && stalled()) return;
+      if (auto taken = target_.on_data(bytes); !taken) return protocol_error(std::move(taken.error()));
+      // At once, not after the pass: the writer waits for it.
+      if (target_.ack_due() && target_.refusals().empty() && link()->control_backlog() == 0) send(MessageKind::ack, target_.take_ack());
       return;
     case MessageKind::ack:
       return take_ack(bytes);
@@ -395,6 +398,22 @@ void Peer::on_message(std::span<const std::uint8_t> bytes) {
     default:
       return protocol_error(Error(ErrorCode::internal, "a message of unknown kind " + std::to_string(head.kind)));
   }
+}
+
+/// The process may have been stopped in the middle of a progress call, with messages still to come in it.
+bool Peer::stalled() {
+  const std::uint64_t now_ns = shared_.now_ns();
+  if (now_ns - alive_ns_ > options_.lease_ns) {
+    protocol_error(lease_error(now_ns - alive_ns_));
+    return true;
+  }
+  alive_ns_ = now_ns;
+  return false;
+}
+
+Error Peer::lease_error(std::uint64_t pause_ns) const {
+  return {ErrorCode::peer_lost, text() + ": this process made no progress for " + milliseconds(pause_ns) + ", its lease is " +
+                                    milliseconds(options_.lease_ns) + "; nothing that was queued is applied"};
 }
 
 void Peer::take_hello(std::span<const std::uint8_t> bytes) {
@@ -427,6 +446,7 @@ void Peer::take_refused(std::span<const std::uint8_t> bytes) {
 
 /// What the target half owes the other side. Refusals go first, the acknowledgement counts them.
 void Peer::send_replies() {
+  if (!target_.ack_due()) return;  // every refusal makes one due
   for (const Target::Refusal& refusal : target_.refusals()) {
     RefusedMessage message{};
     message.sequence = refusal.sequence;
@@ -436,7 +456,7 @@ void Peer::send_replies() {
     send(MessageKind::refused, message);
   }
   target_.refusals().clear();
-  if (target_.ack_due() && link()->control_backlog() < kControlBacklogMax) send(MessageKind::ack, target_.take_ack());
+  if (link()->control_backlog() < kControlBacklogMax) send(MessageKind::ack, target_.take_ack());
 }
 
 // ---- progress -----------------------------------------------------------------------------------------------------------------------------------
@@ -452,6 +472,7 @@ bool Peer::move_messages(std::uint64_t now_ns) {
 }
 
 bool Peer::progress(std::uint64_t now_ns) {
+  alive_ns_ = now_ns;
   if (state_ == KVFERRY_PEER_CREATED || state_ == KVFERRY_PEER_FAILED || state_ == KVFERRY_PEER_CLOSED) return false;
   if (state_ == KVFERRY_PEER_CLOSING && !draining_) return finish_close(now_ns);
   bool worked = false;
@@ -551,8 +572,7 @@ void Peer::lose(Error error) {
 
 void Peer::drop_for_lease(std::uint64_t pause_ns) {
   if (links_closed_ || (state_ != KVFERRY_PEER_CONNECTING && state_ != KVFERRY_PEER_UP && state_ != KVFERRY_PEER_CLOSING)) return;
-  lose(Error(ErrorCode::peer_lost, text() + ": this process made no progress for " + milliseconds(pause_ns) + ", its lease is " +
-                                       milliseconds(options_.lease_ns) + "; nothing that was queued is applied"));
+  lose(lease_error(pause_ns));
 }
 
 void Peer::close(std::uint32_t mode, std::uint64_t deadline_ns) {

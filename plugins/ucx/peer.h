@@ -52,6 +52,7 @@ struct Shared {
   Counters counters;
   std::uint64_t control_events = 0;
 
+  std::uint64_t now_ns() const { return host.now_ns(host.user); }
   void log(std::int32_t level, const std::string& text) const {
     if (host.log != nullptr) host.log(host.user, level, "ucx", text.c_str());
   }
@@ -118,6 +119,8 @@ class Peer final : public MessageSink {
   void start_link();
   template <class Message>
   void send(MessageKind kind, Message message);
+  bool stalled();
+  Error lease_error(std::uint64_t pause_ns) const;
   void take_hello(std::span<const std::uint8_t> bytes);
   void take_ack(std::span<const std::uint8_t> bytes);
   void take_refused(std::span<const std::uint8_t> bytes);
@@ -174,6 +177,7 @@ class Peer final : public MessageSink {
   std::uint64_t close_deadline_ns_ = 0;
   std::uint64_t proof_deadline_ns_ = 0;
 
+  std::uint64_t alive_ns_ = 0;  ///< when we last knew that this process runs
   bool heard_ = false;
   std::uint64_t last_heard_ns_ = 0;
   std::uint64_t busy_since_ns_ = 0;
