@@ -661,12 +661,12 @@ TEST_CASE("closing hands over everything that was sent, then ends") {
   asio::io_context context;
   Pair pair(context, "127.0.0.1", options);
   pair.server.messages_kept = false;
-  for (int i = 0; i < 16; ++i) pair.client.send(pair.client_link, message_of_bytes(1u << 20));
+  for (int i = 0; i < 32; ++i) pair.client.send(pair.client_link, message_of_bytes(1u << 20));
   pair.client.send(pair.client_link, Goodbye{0, "done"});
   pair.client.close(pair.client_link);
   pair.client.send(pair.client_link, Heartbeat{1});  // after the end: nobody
   run_until(context, "the server sees the end", [&] { return pair.server.lost.size() == 1; });
-  CHECK(pair.server.messages_count == 17);
+  CHECK(pair.server.messages_count == 33);
   CHECK(has(pair.server.lost_text(pair.server_link), "closed the connection after its goodbye: done"));
   CHECK(pair.client.lost.empty());
 }
