@@ -4,7 +4,7 @@
 //           0: the rest is the stream as it comes from the network
 //           1: the rest is a type (2 bytes) and a payload; the frame around it is made here, so that the checks do not hide the fields
 //
-// Also called with damaged samples by the unit tests, in builds without a fuzzer.
+// Seeds: corpus/session, the tables of docs/wire-format.md. Also called with damaged samples by the unit tests, in builds without a fuzzer.
 #include <cstdint>
 #include <cstdlib>
 #include <span>
