@@ -11,6 +11,8 @@
 #include <array>
 #include <boost/crc.hpp>
 #include <boost/endian/conversion.hpp>
+#include <cassert>
+#include <exception>
 #include <new>
 #include <utility>
 
@@ -101,20 +103,20 @@ Result<std::uint16_t> negotiate_version(const Hello& theirs) {
 }
 
 Result<void> encode(const Message& message, std::uint64_t sequence, std::vector<std::uint8_t>& ret_bytes) {
-  const std::size_t begin = ret_bytes.size();
+  const auto measured = measure_payload(message);
+  if (!measured) return fail(measured.error());
+  const std::size_t begin = ret_bytes.size(), end = begin + kFrameHeaderBytes + *measured;
   try {
-    ret_bytes.resize(begin + kFrameHeaderBytes);
-    if (auto appended = append_payload(message, ret_bytes); !appended) {
-      ret_bytes.resize(begin);
-      return appended;
-    }
-  } catch (const std::bad_alloc&) {
-    ret_bytes.resize(begin);
-    return fail(no_memory("encode a message"));
+    if (end > ret_bytes.capacity()) ret_bytes.reserve(std::max(end, ret_bytes.capacity() * 2));
+  } catch (const std::exception&) {  // bad_alloc, length_error
+    return fail(no_memory("encode " + std::to_string(end - begin) + " bytes"));
   }
+  ret_bytes.resize(begin + kFrameHeaderBytes);
+  append_payload(message, ret_bytes);
+  assert(ret_bytes.size() == end);
   const auto* extension = std::get_if<Extension>(&message);
   std::uint8_t* const header = ret_bytes.data() + begin;
-  const std::span<const std::uint8_t> payload(header + kFrameHeaderBytes, ret_bytes.size() - begin - kFrameHeaderBytes);
+  const std::span<const std::uint8_t> payload(header + kFrameHeaderBytes, *measured);
   std::copy(kMagic.begin(), kMagic.end(), header);
   store_little_u16(header + kVersionAt, kProtocolVersion);
   store_little_u16(header + kTypeAt, type_of(message));

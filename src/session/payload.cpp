@@ -1,14 +1,16 @@
 /// One list of fields per message drives both directions, so that what is written and what is read cannot drift apart:
 ///
-///   fields(wire, message) ──┬── Writer: appends each field, checks it against its limit
-///                           └── Reader: checks each length against its limit and against the bytes left, then allocates and takes
+///                           ┌── Measure: checks each field against its limit and adds up the bytes, before anything is allocated
+///   fields(wire, message) ──┼── Writer:  appends each field of a message that was measured
+///                           └── Reader:  checks each length against its limit and against the bytes left, then allocates and takes
 ///
-/// Both keep the first error and ignore what follows.
+/// Measure and Reader keep the first error and ignore what follows.
 #include "payload.h"
 
 #include <algorithm>
 #include <array>
 #include <boost/endian/conversion.hpp>
+#include <cassert>
 #include <charconv>
 #include <concepts>
 #include <optional>
@@ -52,6 +54,57 @@ std::optional<Error> check_region(std::string_view field, const RegionInfo& regi
                                             std::to_string(region.length) + " bytes, " + reason);
 }
 
+class Measure {
+ public:
+  template <std::integral Number>
+  void number(std::string_view, Number) {
+    bytes_count_ += sizeof(Number);
+  }
+
+  void raw(std::string_view, std::span<const std::uint8_t> bytes) { bytes_count_ += bytes.size(); }
+
+  void text(std::string_view field, std::string_view value) {
+    counted(field, "length", value.size(), 1, kTextBytesMax);
+    if (error_) return;
+    if (const auto problem = text_problem(value)) refuse(ErrorCode::invalid_argument, std::string(field) + " " + *problem);
+  }
+
+  void optional_document(std::string_view field, const std::optional<std::string>& value, std::uint32_t bytes_max) {
+    number(field, std::uint32_t{});
+    if (value) counted(field, "length", value->size(), 1, bytes_max);
+  }
+
+  void blob(std::string_view field, const std::vector<std::uint8_t>& value) { counted(field, "length", value.size(), 1, kBlobBytesMax); }
+
+  void regions(std::string_view field, const std::vector<RegionInfo>& list) {
+    counted(field, "count", list.size(), kRegionBytes, kRegionsMax);
+    for (const RegionInfo& region : list) {
+      if (error_) return;
+      if (auto problem = check_region(field, region)) refuse(problem->code, problem->text);
+    }
+  }
+
+  template <std::unsigned_integral Number>
+  void numbers(std::string_view field, const std::vector<Number>& list, std::uint32_t count_max) {
+    counted(field, "count", list.size(), sizeof(Number), count_max);
+  }
+
+  void refuse(ErrorCode code, std::string text) {
+    if (!error_) error_ = Error(code, std::move(text));
+  }
+  const std::optional<Error>& error() const noexcept { return error_; }
+  std::size_t bytes_count() const noexcept { return bytes_count_; }
+
+ private:
+  void counted(std::string_view field, std::string_view unit, std::size_t elements, std::size_t element_bytes, std::uint32_t elements_max) {
+    if (elements > elements_max) return refuse(ErrorCode::out_of_range, beyond(field, unit, elements, elements_max));
+    bytes_count_ += kCountBytes + elements * element_bytes;
+  }
+
+  std::size_t bytes_count_ = 0;
+  std::optional<Error> error_;
+};
+
 class Writer {
  public:
   explicit Writer(std::vector<std::uint8_t>& bytes) : bytes_(bytes) {}
@@ -64,22 +117,23 @@ class Writer {
   void raw(std::string_view, std::span<const std::uint8_t> bytes) { bytes_.insert(bytes_.end(), bytes.begin(), bytes.end()); }
 
   void text(std::string_view field, std::string_view value) {
-    if (const auto problem = text_problem(value)) return refuse(ErrorCode::invalid_argument, std::string(field) + " " + *problem);
-    counted(field, {reinterpret_cast<const std::uint8_t*>(value.data()), value.size()}, kTextBytesMax);
+    blob(field, std::span(reinterpret_cast<const std::uint8_t*>(value.data()), value.size()));
   }
 
-  void optional_document(std::string_view field, const std::optional<std::string>& value, std::uint32_t bytes_max) {
+  void optional_document(std::string_view field, const std::optional<std::string>& value, std::uint32_t) {
     number(field, std::uint32_t{value.has_value()});
-    if (value) counted(field, {reinterpret_cast<const std::uint8_t*>(value->data()), value->size()}, bytes_max);
+    if (value) text(field, *value);
   }
 
-  void blob(std::string_view field, const std::vector<std::uint8_t>& value) { counted(field, value, kBlobBytesMax); }
+  void blob(std::string_view field, std::span<const std::uint8_t> value) {
+    number(field, static_cast<std::uint32_t>(value.size()));
+    raw(field, value);
+  }
 
   void regions(std::string_view field, const std::vector<RegionInfo>& list) {
-    if (!count(field, list.size(), kRegionsMax)) return;
+    number(field, static_cast<std::uint32_t>(list.size()));
     std::uint8_t* to = grow(list.size() * kRegionBytes);
     for (const RegionInfo& region : list) {
-      if (auto problem = check_region(field, region)) return refuse(problem->code, problem->text);
       endian_store<std::uint64_t, 8, order::little>(to, region.id);
       endian_store<std::uint64_t, 8, order::little>(to + 8, region.address);
       endian_store<std::uint64_t, 8, order::little>(to + 16, region.length);
@@ -90,8 +144,8 @@ class Writer {
   }
 
   template <std::unsigned_integral Number>
-  void numbers(std::string_view field, const std::vector<Number>& list, std::uint32_t count_max) {
-    if (!count(field, list.size(), count_max)) return;
+  void numbers(std::string_view field, const std::vector<Number>& list, std::uint32_t) {
+    number(field, static_cast<std::uint32_t>(list.size()));
     std::uint8_t* to = grow(list.size() * sizeof(Number));
     for (const Number value : list) {
       endian_store<Number, sizeof(Number), order::little>(to, value);
@@ -99,10 +153,8 @@ class Writer {
     }
   }
 
-  void refuse(ErrorCode code, std::string text) {
-    if (!error_) error_ = Error(code, std::move(text));
-  }
-  const std::optional<Error>& error() const noexcept { return error_; }
+  /// The measure found nothing, and the message has not changed since.
+  void refuse(ErrorCode, const std::string&) { assert(false); }
 
  private:
   std::uint8_t* grow(std::size_t bytes_count) {
@@ -110,23 +162,7 @@ class Writer {
     return bytes_.data() + (bytes_.size() - bytes_count);
   }
 
-  void counted(std::string_view field, std::span<const std::uint8_t> bytes, std::uint32_t bytes_max) {
-    if (bytes.size() > bytes_max) return refuse(ErrorCode::out_of_range, beyond(field, "length", bytes.size(), bytes_max));
-    number(field, static_cast<std::uint32_t>(bytes.size()));
-    raw(field, bytes);
-  }
-
-  bool count(std::string_view field, std::size_t elements, std::uint32_t count_max) {
-    if (elements > count_max) {
-      refuse(ErrorCode::out_of_range, beyond(field, "count", elements, count_max));
-      return false;
-    }
-    number(field, static_cast<std::uint32_t>(elements));
-    return true;
-  }
-
   std::vector<std::uint8_t>& bytes_;
-  std::optional<Error> error_;
 };
 
 class Reader {
@@ -312,6 +348,15 @@ void fields(auto& wire, Is<Goodbye> auto& m) {
   wire.text("text", m.text);
 }
 
+/// An extension has no fields.
+void visit_fields(auto& wire, const Message& message) {
+  std::visit(
+      [&wire](const auto& m) {
+        if constexpr (!std::same_as<std::remove_cvref_t<decltype(m)>, Extension>) fields(wire, m);
+      },
+      message);
+}
+
 template <class Payload>
 Result<Message> read_as(std::string_view name, std::span<const std::uint8_t> bytes) {
   Reader reader(bytes);
@@ -370,26 +415,25 @@ std::uint32_t payload_bytes_max(std::uint16_t type) noexcept {
 static_assert(8 + kCountBytes + kRegionsMax * kRegionBytes + kCountBytes + kBlobBytesMax <= kPayloadBytesMax);
 static_assert(std::uint64_t{kIndicesMax} * kIndexBytes + 24 + kIndexSpacesCount * kCountBytes <= kPayloadBytesMax, "one full list fits");
 
-Result<void> append_payload(const Message& message, std::vector<std::uint8_t>& bytes) {
+Result<std::size_t> measure_payload(const Message& message) {
   if (const auto* extension = std::get_if<Extension>(&message)) {
     if (extension->tag > kExtensionTagMax) return fail(ErrorCode::out_of_range, beyond("extension", "tag", extension->tag, kExtensionTagMax));
-    if (extension->bytes.size() > kBlobBytesMax) {
-      return fail(ErrorCode::out_of_range, beyond("extension", "length", extension->bytes.size(), kBlobBytesMax));
-    }
-    bytes.insert(bytes.end(), extension->bytes.begin(), extension->bytes.end());
-    return {};
+    const std::size_t length = extension->bytes.size();
+    if (length > kBlobBytesMax) return fail(ErrorCode::out_of_range, beyond("extension", "length", length, kBlobBytesMax));
+    return length;
   }
-  const std::size_t begin = bytes.size();
-  Writer writer(bytes);
-  std::visit(
-      [&writer](const auto& m) {
-        if constexpr (!std::same_as<std::remove_cvref_t<decltype(m)>, Extension>) fields(writer, m);
-      },
-      message);
-  if (writer.error()) return fail(writer.error()->within(name_of(message)));
-  const std::size_t length = bytes.size() - begin;
+  Measure measure;
+  visit_fields(measure, message);
+  if (measure.error()) return fail(measure.error()->within(name_of(message)));
+  const std::size_t length = measure.bytes_count();
   if (length > kPayloadBytesMax) return fail(ErrorCode::out_of_range, beyond(name_of(message), "payload length", length, kPayloadBytesMax));
-  return {};
+  return length;
+}
+
+void append_payload(const Message& message, std::vector<std::uint8_t>& bytes) {
+  Writer writer(bytes);
+  visit_fields(writer, message);
+  if (const auto* extension = std::get_if<Extension>(&message)) writer.raw("bytes", extension->bytes);
 }
 
 Result<Message> read_payload(std::uint16_t type, bool critical, std::span<const std::uint8_t> bytes) {

@@ -39,8 +39,11 @@ std::string describe_type(std::uint16_t type);
 /// The longest payload a frame of this type may announce.
 std::uint32_t payload_bytes_max(std::uint16_t type) noexcept;
 
-/// Appends the fields. On an error, bytes behind the old end are left for the caller to drop.
-Result<void> append_payload(const Message& message, std::vector<std::uint8_t>& bytes);
+/// Bytes of the fields. Error: a field, or the whole, beyond its limit.
+Result<std::size_t> measure_payload(const Message& message);
+
+/// Appends the fields of a message that was measured. Allocates only where the capacity does not hold them.
+void append_payload(const Message& message, std::vector<std::uint8_t>& bytes);
 
 /// Reads the fields of a known type; all bytes must be used up.
 Result<Message> read_payload(std::uint16_t type, bool critical, std::span<const std::uint8_t> bytes);
