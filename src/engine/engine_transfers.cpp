@@ -200,18 +200,14 @@ Result<void> Engine::fence(PeerId id, std::uint64_t room, std::uint32_t generati
 // ---- initiator: towards a plan
 
 void Engine::State::start_outgoing(Peer& peer, Transfer& transfer) {
+  if (peer.stage != PeerStage::up) {  // maybe_up comes again
+    transfer.phase = Phase::waiting_peer;
+    peer.waiting.push_back(transfer.id);
+    return;
+  }
   auto& room = peer.outgoing[{transfer.room, transfer.generation}];
   if (room.transfers.empty() && room.announce) --peer.parked;
   room.transfers.push_back(transfer.id);
-  if (peer.stage != PeerStage::up) {
-    transfer.phase = Phase::waiting_peer;
-    peer.waiting.push_back(transfer.id);
-    // A second visit comes from maybe_up; the room must not hold the id twice then.
-    room.transfers.pop_back();
-    if (room.transfers.empty() && !room.announce) peer.outgoing.erase({transfer.room, transfer.generation});
-    if (room.transfers.empty() && room.announce) ++peer.parked;
-    return;
-  }
   if (transfer.raw) return plan_raw(peer, transfer);
   transfer.phase = Phase::waiting_target;
   if (peer.out_refusal) return fail_outgoing(peer, {transfer.room, transfer.generation}, *peer.out_refusal, true);

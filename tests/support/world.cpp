@@ -1,6 +1,7 @@
 #include "support/world.h"
 
 #include <algorithm>
+#include <utility>
 #include <stdexcept>
 
 #ifndef KVFERRY_TEST_LOOPBACK_PLUGIN
@@ -233,22 +234,20 @@ void World::deliver(Actor* to, std::uint64_t at_ns, std::function<void()> what) 
 
 void World::step(std::uint64_t quantum_ns) {
   now_ns += between(1, quantum_ns);
-  std::vector<Delivery> held;
+  for (Delivery& delivery : std::exchange(held_, {})) {  // with its time and order, so that streams stay streams
+    queue_.push_back(std::move(delivery));
+    std::push_heap(queue_.begin(), queue_.end(), std::greater<>());
+  }
   while (!queue_.empty() && queue_.front().at_ns <= now_ns) {
     std::pop_heap(queue_.begin(), queue_.end(), std::greater<>());
     Delivery due = std::move(queue_.back());
     queue_.pop_back();
     if (due.to->dead) continue;
     if (due.to->frozen) {
-      held.push_back(std::move(due));  // the kernel keeps it for a stopped process
+      held_.push_back(std::move(due));  // the kernel keeps it for a stopped process
       continue;
     }
     due.deliver();
-  }
-  for (auto& delivery : held) {
-    delivery.at_ns = now_ns + 1;
-    queue_.push_back(std::move(delivery));
-    std::push_heap(queue_.begin(), queue_.end(), std::greater<>());
   }
   bool worked = false;
   std::uint64_t next_ns = queue_.empty() ? ~std::uint64_t{0} : queue_.front().at_ns;

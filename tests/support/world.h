@@ -109,6 +109,7 @@ class World {
   WireOptions options_;
   std::vector<std::unique_ptr<Actor>> actors_;
   std::vector<Delivery> queue_;  ///< heap
+  std::vector<Delivery> held_;   ///< due, for actors that are frozen
   std::uint64_t order_ = 0;
   std::set<std::pair<Actor*, Actor*>> partitioned_;
 };
