@@ -257,7 +257,10 @@ void Initiator::expire(std::uint64_t now_ns) {
 }
 
 bool Initiator::step(std::uint64_t now_ns) {
-  if (delivery_cursor_ == queue_.batches.next() && cancels_waiting_.empty() && flushes_.empty()) return false;
+  if (delivery_cursor_ == queue_.batches.next() && cancels_waiting_.empty() && flushes_.empty()) {
+    last_pump_ = Pumped::idle;
+    return false;
+  }
   const std::uint64_t events_before = env_.events.size();
   const std::uint64_t cursor_before = queue_.cursor_piece + queue_.cursor_batch;
   deliver();

@@ -17,7 +17,7 @@
 
 namespace kvferry::ucx {
 
-/// The target's end, one per peer. Outlives the peer while a writer that is frozen in the middle of a chunk may still write.
+/// The owner's end, one per peer on shared memory, also where nothing may be mapped: it tells the other side that we have closed. Outlives the peer while a writer that is frozen in the middle of a chunk may still write.
 class MapOwner {
  public:
   static Result<std::shared_ptr<MapOwner>> create();
@@ -61,6 +61,8 @@ class MappedWriter {
 
   /// A fence or revoke message was followed.
   void follow_epoch() noexcept { ++epoch_; }
+  /// The owner has closed the peer. Its goodbye says the same, unless the way for messages was blocked when it closed.
+  bool owner_closed() const noexcept { return (page().epoch.load(std::memory_order_acquire) & kEpochClosed) != 0; }
   /// False: the owner has stopped us; its message is on the way, or it is gone.
   bool enter() noexcept;
   void leave() noexcept;

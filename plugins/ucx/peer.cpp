@@ -91,15 +91,12 @@ Result<std::vector<std::uint8_t>> Peer::export_endpoint() {
     auto address = shm_link_->address();
     if (!address) return address;
     blob.shm_address = std::move(*address);
-    if (shared_.settings.mapped && owner_ == nullptr) {
+    if (owner_ == nullptr) {
       auto owner = MapOwner::create();
-      if (owner) {
-        owner_ = std::move(*owner);
-      } else {
-        shared_.log(KVFERRY_LOG_WARN, text() + ": no mapped lane is offered: " + owner.error().text);
-      }
+      if (!owner) return fail(owner.error().within("export " + text()));
+      owner_ = std::move(*owner);
     }
-    if (owner_ != nullptr) blob.control = owner_->control_file();
+    blob.control = owner_->control_file();
     blob.shm_message_bytes = static_cast<std::uint32_t>(shm_link_->message_bytes_max());
   }
   if (tcp_link_ != nullptr) {
@@ -173,6 +170,7 @@ Result<void> Peer::connect(std::span<const std::uint8_t> blob, std::uint64_t dea
   remote_ = std::move(*remote);
   chosen_ = chosen->lane == LaneClass::shm ? &shm_link_ : &tcp_link_;
   drop_link(chosen->lane == LaneClass::shm ? tcp_link_ : shm_link_);
+  if (chosen->lane != LaneClass::shm) owner_.reset();
   if (auto watched = shared_.wake.add(link()->event_fd(), false); !watched) return watched;
   state_ = KVFERRY_PEER_CONNECTING;
   connect_deadline_ns_ = deadline_ns;
@@ -182,6 +180,10 @@ Result<void> Peer::connect(std::span<const std::uint8_t> blob, std::uint64_t dea
     return {};
   }
   if (chosen->lane == LaneClass::shm) {
+    if (auto opened = open_writer(); !opened) {
+      lose(opened.error().within(what + " over shm"));
+      return {};
+    }
     start_link();
   } else {
     reachability_.start(remote_->listeners, same_boot(shared_.identity, remote_->identity));
@@ -233,8 +235,7 @@ void Peer::become_up() {
   const std::uint64_t theirs = shm ? remote_->shm_message_bytes : remote_->tcp_message_bytes;
   options.message_bytes = std::min(link()->message_bytes_max(), theirs);
   options.messages_in_flight = shared_.settings.messages_in_flight;
-  if (shm) open_writer();
-  sender_ = std::make_unique<ScatterSender>(*link(), options, initiator_.remote_regions(), writer_.get(), shared_.counters);
+  sender_ = std::make_unique<ScatterSender>(*link(), options, initiator_.remote_regions(), may_map() ? writer_.get() : nullptr, shared_.counters);
   initiator_.use(sender_.get());
   description_ = std::string(shm ? "error mode none" : "error mode peer") + ", messages of " + std::to_string(options.message_bytes) + " bytes, " +
                  (guard_ != nullptr ? "process " + std::to_string(remote_->identity.process) + " watched" : "process not watched") + ", " +
@@ -246,19 +247,19 @@ void Peer::become_up() {
 
 // ---- mapped memory ------------------------------------------------------------------------------------------------------------------------------
 
-/// A writer that cannot be watched could not be proved to have stopped: then nothing is mapped, in either direction.
-void Peer::open_writer() {
-  if (!shared_.settings.mapped || remote_->mapped == 0 || guard_ == nullptr || remote_->control.present == 0) return;
+/// The other side's control page proves with the messages that memory is really shared.
+Result<void> Peer::open_writer() {
   auto writer = MappedWriter::open(remote_->identity.process, remote_->control);
-  if (writer) {
-    writer_ = std::move(*writer);
-  } else {
-    shared_.log(KVFERRY_LOG_WARN, text() + ": no mapped lane to it: " + writer.error().text);
-  }
+  if (!writer) return fail(std::move(writer.error()));
+  writer_ = std::move(*writer);
+  return {};
 }
 
+/// A writer that cannot be watched could not be proved to have stopped: then nothing is mapped, in either direction.
+bool Peer::may_map() const noexcept { return shared_.settings.mapped && remote_->mapped != 0 && guard_ != nullptr && writer_ != nullptr; }
+
 void Peer::ask_for_mapping(RemoteRegion& region) {
-  if (writer_ == nullptr || region.id == 0 || region.file.present == 0 || region.map_asked || (region.access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return;
+  if (!may_map() || region.id == 0 || region.file.present == 0 || region.map_asked || (region.access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return;
   region.map_asked = true;
   MapMessage message{};
   message.region = region.id;
@@ -268,7 +269,7 @@ void Peer::ask_for_mapping(RemoteRegion& region) {
 /// A region that may not be mapped is not answered: its pieces go by message, and the guard speaks.
 void Peer::grant(kvferry_region id) {
   const Region* region = shared_.regions.find(id);
-  if (owner_ == nullptr || guard_ == nullptr || state_ > KVFERRY_PEER_UP || region == nullptr || !region->allocated() || region->refuses(options_.id)) return;
+  if (owner_ == nullptr || !may_map() || state_ > KVFERRY_PEER_UP || region == nullptr || !region->allocated() || region->refuses(options_.id)) return;
   const bool first = !owner_->active();
   owner_->grant(id);
   if (first) {  // the writer must know every fence before its first copy
@@ -277,6 +278,7 @@ void Peer::grant(kvferry_region id) {
   }
   MapMessage message{};
   message.region = id;
+  message.epoch = owner_->epoch();
   send(MessageKind::map_grant, message);
 }
 
@@ -288,7 +290,11 @@ void Peer::take_map_message(MessageKind kind, std::span<const std::uint8_t> byte
   if (kind == MessageKind::map_revoke) writer_->follow_epoch();
   RemoteRegion* region = initiator_.remote_regions().find(message.region);
   if (region == nullptr) return;
-  if (kind == MessageKind::map_revoke) return region->mapping.reset();
+  if (kind == MessageKind::map_revoke) {
+    region->revoked_epoch = message.epoch;
+    return region->mapping.reset();
+  }
+  if (message.epoch < region->revoked_epoch) return;
   auto mapping = attach(remote_->identity.process, region->file);
   if (mapping) {
     region->mapping = std::move(*mapping);
@@ -465,6 +471,7 @@ bool Peer::move_messages(std::uint64_t now_ns) {
   bool worked = false;
   // A host that does not poll pushes back: what arrives stays with UCX, and the other side's window fills.
   if (target_.events_waiting() < kTargetEventsMax) worked = link()->progress();
+  if (!worked && writer_ != nullptr && writer_->owner_closed()) goodbye_ = true;
   if (heard_) last_heard_ns_ = now_ns;
   heard_ = false;
   if (link()->connected()) send_replies();
@@ -484,7 +491,9 @@ bool Peer::progress(std::uint64_t now_ns) {
   }
   if (state_ == KVFERRY_PEER_CONNECTING) {
     if (step_connecting(now_ns)) return true;
-    if (!hello_taken_ || !answer_taken_) return worked;
+    const bool probed = hello_taken_ && answer_taken_;
+    if (!probed && goodbye_) return lose_to_goodbye();
+    if (!probed) return worked;
     become_up();
   }
   worked = initiator_.step(now_ns) || worked;
@@ -492,13 +501,15 @@ bool Peer::progress(std::uint64_t now_ns) {
     lose(link()->failure()->within(text()));
     return true;
   }
-  if (goodbye_) {
-    lose(Error(ErrorCode::peer_lost, text() + ": the other side closed the connection"));
-    return true;
-  }
+  if (goodbye_) return lose_to_goodbye();
   if (state_ == KVFERRY_PEER_CLOSING) worked = step_closing(now_ns) || worked;
   if (writer_ != nullptr && !worked && state_ == KVFERRY_PEER_UP && initiator_.idle()) worked = populate_mappings();
   return worked;
+}
+
+bool Peer::lose_to_goodbye() {
+  lose(Error(ErrorCode::peer_lost, text() + ": the other side closed the connection"));
+  return true;
 }
 
 void Peer::process_ended(std::uint64_t now_ns) {
@@ -548,10 +559,8 @@ void Peer::stop_everything() {
   sender_.reset();
   writer_.reset();
   for (RemoteRegion& region : initiator_.remote_regions().all()) region.mapping.reset();
-  if (owner_ != nullptr && owner_->active() && open_proof_.owner == nullptr) {
-    owner_->close();
-    open_proof_ = {owner_, owner_->busy()};
-  }
+  if (owner_ != nullptr) owner_->close();
+  if (owner_ != nullptr && owner_->active() && open_proof_.owner == nullptr) open_proof_ = {owner_, owner_->busy()};
 }
 
 /// Then PEER_LOST; or on with closing, if we were.

@@ -126,7 +126,8 @@ class Peer final : public MessageSink {
   void take_refused(std::span<const std::uint8_t> bytes);
   void take_map_message(MessageKind kind, std::span<const std::uint8_t> bytes);
   void take_fence(std::span<const std::uint8_t> bytes);
-  void open_writer();
+  Result<void> open_writer();
+  bool may_map() const noexcept;
   void ask_for_mapping(RemoteRegion& region);
   void grant(kvferry_region region);
   void tell_fence(std::uint64_t room, std::uint32_t generation);
@@ -142,6 +143,7 @@ class Peer final : public MessageSink {
   void close_links();
   void report_closed();
   void lose(Error error);
+  bool lose_to_goodbye();
   void push_event(std::uint32_t kind, const Error* error);
   std::string text() const { return "peer " + std::to_string(options_.id); }
 
@@ -162,8 +164,8 @@ class Peer final : public MessageSink {
   std::optional<EndpointBlob> remote_;
   std::uint64_t regions_instance_ = 0;  ///< of imported regions; 0: none yet
   std::shared_ptr<const ProcessGuard> guard_;  ///< null: nobody is watched
-  std::shared_ptr<MapOwner> owner_;            ///< null: nobody may map
-  std::unique_ptr<MappedWriter> writer_;       ///< null: we map nothing
+  std::shared_ptr<MapOwner> owner_;            ///< with shared memory: our control page
+  std::unique_ptr<MappedWriter> writer_;       ///< with shared memory: the other side's
   std::size_t populate_next_ = 0;
   Proof open_proof_;
   ReachabilityTest reachability_;

@@ -119,7 +119,7 @@ kvferry_status entry_probe(const kvferry_host* host, const kvferry_setting* sett
     auto taken = take_host(host);
     if (!taken) return fail(std::move(taken.error()));
     if (ret_count == nullptr || (capacity > 0 && devices == nullptr)) return null_argument("probe", "an output");
-    auto parsed = Settings::parse(settings, settings_count);
+    auto parsed = kvferry::ucx::Settings::parse(settings, settings_count);
     if (!parsed) return fail(std::move(parsed.error()));
     const std::vector<kvferry_device> found = probe_devices(*parsed);
     const std::uint32_t stride = capacity > 0 ? devices[0].struct_size : 0;
@@ -141,7 +141,7 @@ kvferry_status entry_create(const kvferry_host* host, const kvferry_setting* set
     auto taken = take_host(host);
     if (!taken) return fail(std::move(taken.error()));
     if (ret_backend == nullptr) return null_argument("create", "ret_backend");
-    auto parsed = Settings::parse(settings, settings_count);
+    auto parsed = kvferry::ucx::Settings::parse(settings, settings_count);
     if (!parsed) return fail(std::move(parsed.error()));
     auto backend = Backend::create(*taken, *parsed);
     if (!backend) return fail(std::move(backend.error()));

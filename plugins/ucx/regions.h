@@ -69,6 +69,7 @@ struct RemoteRegion {
   std::uint32_t access = 0;
   SharedFile file;
   bool map_asked = false;
+  std::uint64_t revoked_epoch = 0;  ///< a grant that is older counts no more
   std::uint64_t populated = 0;  ///< bytes of the mapping whose page table entries are there
   Mapping mapping;              ///< while granted: the neighbour's memory
 };

@@ -116,7 +116,7 @@ struct FenceMessage {
 struct MapMessage {
   MessageHead head;
   std::uint64_t region;
-  std::uint64_t epoch;  ///< of map_revoke; 0 with the others
+  std::uint64_t epoch;  ///< the owner's when it granted, or the one it raised to revoke; 0 in a request
 };
 
 struct GoodbyeMessage {

@@ -26,8 +26,7 @@
 namespace ucx_test {
 
 enum class Op : std::uint32_t {
-  peer, export_peer, connect, import_regions, add, allocate, export_regions, stream, cancel, fence, close, skip_clock, events, read_memory, state, flat,
-  quiesce, free_memory, hold_source,
+  peer, export_peer, connect, import_regions, add, allocate, export_regions, stream, cancel, fence, quiesce, close, events, read_memory, state,
 };
 
 struct Request {
@@ -36,10 +35,18 @@ struct Request {
   std::uint64_t a = 0, b = 0, c = 0, d = 0, e = 0;
 };
 
+constexpr std::uint64_t kPageBytes = 4096;
+
+/// The rest of a stream request.
+struct StreamMore {
+  std::uint8_t* source = nullptr;
+  std::uint64_t bytes = 0, deadline_ns = 0;
+};
+
 struct Reply {
   std::uint32_t failed = 0;
   std::int32_t code = 0;
-  std::uint64_t a = 0, b = 0;
+  std::uint64_t a = 0, b = 0, c = 0;
   char text[448] = "";
 };
 
@@ -85,7 +92,8 @@ inline bool receive_blob(int fd, Blob& blob) {
 /// The child's half.
 class SideServer {
  public:
-  SideServer(int fd, const kvferry_backend_table* table, const Settings& settings) : fd_(fd), side_(table, settings) {}
+  SideServer(int fd, const kvferry_backend_table* table, const Settings& settings, std::atomic<std::uint64_t>* skip_ns)
+      : fd_(fd), side_(table, settings, skip_ns) {}
 
   /// Until the parent is gone.
   void serve() {
@@ -148,8 +156,7 @@ class SideServer {
       case Op::stream:
         streaming_ = request.a != 0;
         stream_ = request;
-        std::memcpy(&stream_bytes_, blob.data(), sizeof(stream_bytes_));
-        std::memcpy(&stream_deadline_, blob.data() + sizeof(stream_bytes_), sizeof(stream_deadline_));
+        std::memcpy(&stream_more_, blob.data(), sizeof(stream_more_));
         return;
       case Op::cancel:
         streaming_ = false;
@@ -158,15 +165,9 @@ class SideServer {
         return check(side_.table().fence(side_.get(), request.a, request.b, static_cast<std::uint32_t>(request.c), request.d, request.e, &error), error);
       case Op::quiesce:
         return check(side_.table().region_quiesce(side_.get(), request.a, request.b, request.c, request.d, &error), error);
-      case Op::free_memory:
-        reply.a = static_cast<std::uint64_t>(side_.table().free_memory(side_.get(), request.a, &error));
-        return check(static_cast<kvferry_status>(reply.a), error);
       case Op::close:
         streaming_ = false;
         return side_.close(request.a, static_cast<std::uint32_t>(request.b), request.c);
-      case Op::skip_clock:
-        side_.host.skipped_ns += request.a;
-        return;
       case Op::events:
         out.resize(side_.events.size() * sizeof(kvferry_event));
         if (!out.empty()) std::memcpy(out.data(), side_.events.data(), out.size());
@@ -179,23 +180,21 @@ class SideServer {
         const kvferry_peer_info info = side_.info(request.a);
         reply.a = info.state;
         reply.b = info.mapped_regions;
+        reply.c = info.batches_in_flight;
         std::strncpy(reply.text, info.lane, sizeof(reply.text) - 1);
         return;
       }
-      case Op::flat:
-        return;
-      case Op::hold_source:
-        return;
     }
   }
 
-  /// One batch over the whole source after the other. What is refused ends the stream.
+  /// One batch over the whole source after the other, each with its own number in every page. What is refused ends the stream.
   void stream_more() {
-    constexpr std::uint64_t kWriteBytes = 4096;
     std::vector<kvferry_write> writes;
     std::vector<kvferry_piece> pieces;
-    for (std::uint64_t at = 0; at < stream_bytes_ && writes.size() < 512; at += kWriteBytes) {
-      pieces.push_back({stream_.b, at, kWriteBytes});
+    ++stream_tag_;
+    for (std::uint64_t at = 0; at < stream_more_.bytes; at += kPageBytes) {
+      std::memcpy(stream_more_.source + at, &stream_tag_, sizeof(stream_tag_));
+      pieces.push_back({stream_.b, at, kPageBytes});
       writes.push_back({stream_.c, at, static_cast<std::uint32_t>(writes.size()), 1, KVFERRY_OP_WRITE, 0});
     }
     kvferry_batch batch{};
@@ -205,8 +204,8 @@ class SideServer {
     batch.write_count = batch.piece_count = static_cast<std::uint32_t>(writes.size());
     batch.room = stream_.d;
     batch.generation = static_cast<std::uint32_t>(stream_.e);
-    batch.tag = ++stream_tag_;
-    batch.deadline_ns = stream_deadline_;
+    batch.tag = stream_tag_;
+    batch.deadline_ns = stream_more_.deadline_ns;
     try {
       (void)side_.submit(stream_.a, batch);
     } catch (const Refused&) {
@@ -218,7 +217,8 @@ class SideServer {
   Side side_;
   bool streaming_ = false;
   Request stream_;
-  std::uint64_t stream_bytes_ = 0, stream_deadline_ = 0, stream_tag_ = 0;
+  StreamMore stream_more_;
+  std::uint64_t stream_tag_ = 0;
 };
 
 /// The parent's half. The child ends with this object.
@@ -226,6 +226,9 @@ class RemoteSide {
  public:
   /// `before` runs in the child first.
   explicit RemoteSide(const char* plugin_path, const Settings& settings = {}, const std::function<void()>& before = {}) {
+    void* page = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw std::runtime_error("mmap");
+    skip_ns_ = new (page) std::atomic<std::uint64_t>(0);
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw std::runtime_error("socketpair");
     pid_ = fork();
@@ -236,7 +239,7 @@ class RemoteSide {
       int status = 0;
       try {
         if (before) before();
-        SideServer(ends[1], load_plugin_table(plugin_path), settings).serve();
+        SideServer(ends[1], load_plugin_table(plugin_path), settings, skip_ns_).serve();
       } catch (const std::exception& error) {
         std::fprintf(stderr, "child: %s\n", error.what());
         status = 1;
@@ -252,6 +255,7 @@ class RemoteSide {
       reap();
     }
     ::close(fd_);
+    munmap(skip_ns_, kPageBytes);
   }
   RemoteSide(const RemoteSide&) = delete;
   RemoteSide& operator=(const RemoteSide&) = delete;
@@ -269,6 +273,8 @@ class RemoteSide {
     }
   }
   void thaw() { ::kill(pid_, SIGCONT); }
+  /// Moves the child's clock on; works while it is frozen.
+  void skip_clock(std::uint64_t ns) { skip_ns_->fetch_add(ns); }
 
   Reply call(const Request& request, const Blob& blob = {}, Blob* out = nullptr) {
     Reply reply;
@@ -305,14 +311,12 @@ class RemoteSide {
     (void)must({Op::export_regions, "", region}, {}, &out);
     return out;
   }
-  void stream(kvferry_peer peer, kvferry_region source, kvferry_region target, std::uint64_t room, std::uint64_t bytes, std::uint64_t deadline_ns = 0) {
-    Blob blob(2 * sizeof(std::uint64_t));
-    std::memcpy(blob.data(), &bytes, sizeof(bytes));
-    std::memcpy(blob.data() + sizeof(bytes), &deadline_ns, sizeof(deadline_ns));
+  void stream(kvferry_peer peer, kvferry_region source, kvferry_region target, std::uint64_t room, const StreamMore& more) {
+    Blob blob(sizeof(more));
+    std::memcpy(blob.data(), &more, sizeof(more));
     (void)must({Op::stream, "", peer, source, target, room, 1}, blob);
   }
-  void stop_stream() { (void)must({Op::stream}, Blob(2 * sizeof(std::uint64_t))); }
-  void skip_clock(std::uint64_t ns) { (void)must({Op::skip_clock, "", ns}); }
+  void stop_stream() { (void)must({Op::stream}, Blob(sizeof(StreamMore))); }
   Blob read_memory(std::uint64_t address, std::uint64_t length) {
     Blob out;
     (void)must({Op::read_memory, "", address, length}, {}, &out);
@@ -353,6 +357,7 @@ class RemoteSide {
   }
   pid_t pid_ = -1;
   int fd_ = -1;
+  std::atomic<std::uint64_t>* skip_ns_ = nullptr;
   std::vector<kvferry_event> events_;
 };
 

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <time.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -34,13 +35,14 @@ constexpr std::uint64_t kGuardNs = 120'000'000'000;
 struct TestHost {
   kvferry_host table{};
   std::vector<std::pair<std::int32_t, std::string>> lines;
-  std::uint64_t skipped_ns = 0;
+  std::atomic<std::uint64_t> own_skip_ns{0};
+  std::atomic<std::uint64_t>* skip_ns = &own_skip_ns;  ///< added to the real clock; may lie in memory that another process writes
 
   explicit TestHost(std::uint32_t abi_major = KVFERRY_BACKEND_ABI_MAJOR) {
     table.struct_size = sizeof(table);
     table.abi_major = abi_major;
     table.user = this;
-    table.now_ns = [](void* user) { return real_now_ns() + static_cast<TestHost*>(user)->skipped_ns; };
+    table.now_ns = [](void* user) { return real_now_ns() + static_cast<TestHost*>(user)->skip_ns->load(); };
     table.log = [](void* user, std::int32_t level, const char* component, const char* text) {
       static_cast<TestHost*>(user)->lines.emplace_back(level, std::string(component) + ": " + text);
     };
@@ -72,7 +74,8 @@ inline kvferry_error fresh_error() {
 
 class Side {
  public:
-  Side(const kvferry_backend_table* table, const Settings& settings = {}) : table_(table) {
+  Side(const kvferry_backend_table* table, const Settings& settings = {}, std::atomic<std::uint64_t>* skip_ns = nullptr) : table_(table) {
+    if (skip_ns != nullptr) host.skip_ns = skip_ns;
     std::vector<kvferry_setting> list;
     for (const auto& [key, value] : settings) list.push_back({key.c_str(), value.c_str()});
     kvferry_error error = fresh_error();
@@ -188,13 +191,10 @@ class Side {
   }
 
   bool progress() {
-    std::uint32_t worked = 0;
-    kvferry_error error = fresh_error();
-    check(table_->progress(backend_, &worked, &error), error);
-    std::uint32_t count = 0, polled = 0;
+    std::uint32_t worked = 0, count = 0, polled = 0;
+    check(table_->progress(backend_, &worked, &error_), error_);
     do {
-      for (std::uint32_t i = 0; i < count; ++i) polled_[i].struct_size = sizeof(kvferry_event);
-      check(table_->poll(backend_, polled_.data(), static_cast<std::uint32_t>(polled_.size()), &count, &error), error);
+      check(table_->poll(backend_, polled_.data(), static_cast<std::uint32_t>(polled_.size()), &count, &error_), error_);
       events.insert(events.end(), polled_.begin(), polled_.begin() + count);
       polled += count;
     } while (count == polled_.size());
@@ -232,6 +232,7 @@ class Side {
  private:
   const kvferry_backend_table* table_;
   kvferry_backend* backend_ = nullptr;
+  kvferry_error error_ = fresh_error();
   std::vector<kvferry_event> polled_ = std::vector<kvferry_event>(64);
 };
 
