@@ -11,7 +11,6 @@
 #include <array>
 #include <boost/crc.hpp>
 #include <boost/endian/conversion.hpp>
-#include <cassert>
 #include <exception>
 #include <new>
 #include <utility>
@@ -113,7 +112,11 @@ Result<void> encode(const Message& message, std::uint64_t sequence, std::vector<
   }
   ret_bytes.resize(begin + kFrameHeaderBytes);
   append_payload(message, ret_bytes);
-  assert(ret_bytes.size() == end);
+  if (ret_bytes.size() != end) {  // never, unless the measure and the writer disagree: then nothing is sent, and the host goes on
+    const std::size_t written = ret_bytes.size() - begin - kFrameHeaderBytes;
+    ret_bytes.resize(begin);
+    return fail(ErrorCode::internal, "encode " + std::string(name_of(message)) + ": measured " + std::to_string(*measured) + " bytes, wrote " + std::to_string(written));
+  }
   const auto* extension = std::get_if<Extension>(&message);
   std::uint8_t* const header = ret_bytes.data() + begin;
   const std::span<const std::uint8_t> payload(header + kFrameHeaderBytes, *measured);

@@ -12,6 +12,8 @@ namespace kvferry::test {
 
 using Bytes = std::vector<std::uint8_t>;
 
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 inline constexpr std::uint32_t kCritical = 1;
 
 inline std::uint32_t slow_crc32(std::span<const std::uint8_t> bytes) {

@@ -2,7 +2,7 @@
 #include <functional>
 #include <rapidcheck.h>
 
-#include "allocation_meter.h"
+#include "support/counted_new.h"
 #include "frames.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size);
@@ -25,8 +25,6 @@ Bytes payload_of(const Message& message) {
 }
 
 std::string text_of(const Decoded& decoded) { return decoded.error ? decoded.error->text : "no error"; }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // ---- round trips
 
