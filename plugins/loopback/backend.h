@@ -25,6 +25,8 @@
 
 namespace loopback {
 
+inline bool inside(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) noexcept { return offset <= limit && length <= limit - offset; }
+
 struct Region {
   kvferry_region id = 0;
   std::uint8_t* address = nullptr;

@@ -15,8 +15,6 @@ std::string span_text(std::uint64_t offset, std::uint64_t length) {
   return text.append(std::to_string(offset)).append(", +").append(std::to_string(length)).append(")");
 }
 
-bool inside(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) { return offset <= limit && length <= limit - offset; }
-
 }  // namespace
 
 /// Checks one write and copies it into the slot. The slot is not in use yet.

@@ -10,8 +10,6 @@
 namespace loopback {
 namespace {
 
-bool inside(std::uint64_t offset, std::uint64_t length, std::uint64_t limit) { return offset <= limit && length <= limit - offset; }
-
 Failure failed(std::int32_t code, std::string text, std::uint64_t object) {
   Failure failure;
   failure.code = code;

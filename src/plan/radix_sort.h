@@ -14,13 +14,13 @@
 
 namespace kvferry::plan_detail {
 
-/// Stable. `key(item)` gives the 64-bit key.
+/// `key(item)` gives the 64-bit key.
 template <class Item, class Key>
 void radix_sort(std::vector<Item>& items, Key key) {
   constexpr std::size_t kDigits = 2048;
   constexpr std::size_t kSmall = 256;  // below it the histograms cost more than comparing
   if (items.size() < kSmall) {
-    std::stable_sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return key(a) < key(b); });
+    std::sort(items.begin(), items.end(), [&](const Item& a, const Item& b) { return key(a) < key(b); });
     return;
   }
   std::uint64_t differing = 0;

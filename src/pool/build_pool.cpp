@@ -9,8 +9,8 @@
 //                                   c128_state     ratio-128 layers, C128 rows   draft.swa_ring ring  draft layers, ring rows
 //                                   draft.swa swa_pool  draft layers
 //
-// The order is that of SGLang 0.5.23's lists (srt/mem_cache/memory_pool.py, deepseek_v4_memory_pool.py; srt/disaggregation). Every size is computed from the
-// config's fields; docs/pools.md has the formulas with their sources.
+// The order is that of SGLang 0.5.23's lists (srt/mem_cache/memory_pool.py, deepseek_v4_memory_pool.py; srt/disaggregation). Every size is computed
+// from the config's fields; docs/pools.md has the formulas with their sources.
 
 #include <algorithm>
 #include <utility>
@@ -34,10 +34,8 @@ constexpr std::uint32_t kIndexTileValues = 128;
 constexpr std::uint32_t kIndexScaleBytes = 4;
 constexpr std::uint32_t kStateValueBytes = 4;
 constexpr std::uint32_t kC4Ratio = 4, kC128Ratio = 128;
-constexpr std::uint32_t kC4RingRows = 8;     ///< compressor rows kept per window page or request
-constexpr std::uint32_t kC128RingRows = 128; ///< raw rows pending per request
-
-std::string text_of(std::uint64_t value) { return std::to_string(value); }
+constexpr std::uint32_t kC4RingRows = 8;      ///< compressor rows kept per window page or request
+constexpr std::uint32_t kC128RingRows = 128;  ///< raw rows pending per request
 
 /// What one rank's pool is made from, all choices settled.
 struct Settled {
@@ -54,21 +52,26 @@ struct Settled {
   [[nodiscard]] bool last_stage() const { return stage.end == layers; }
 };
 
-Unexpected refuse(const ModelDescription& model, ErrorCode code, const std::string& text) { return fail(code, "lay out model " + model.name + ": " + text); }
+Unexpected refuse(const ModelDescription& model, ErrorCode code, const std::string& text) {
+  return fail(code, "lay out model " + model.name + ": " + text);
+}
 
 // ---- choices
 
 /// What the kind's cache may hold; `shown` says where the value came from.
 Result<DType> settle_dtype(const ModelDescription& model, const PoolOptions& options) {
-  if (!options.dtype && !model.dtype) return refuse(model, ErrorCode::invalid_argument, "no dtype: the config has none (torch_dtype, dtype), and none was given");
+  if (!options.dtype && !model.dtype)
+    return refuse(model, ErrorCode::invalid_argument, "no dtype: the config has none (torch_dtype, dtype), and none was given");
   const DType dtype = options.dtype ? *options.dtype : *model.dtype;
   const std::string shown = "dtype " + std::string(to_string(dtype)) + (options.dtype ? "" : " (the config's)");
   const bool compressed = model.kind == ModelKind::compressed_mla;
-  const bool fits = compressed ? dtype == DType::fp8_e4m3 || dtype == DType::bf16
-                               : dtype == DType::bf16 || dtype == DType::fp16 || dtype == DType::fp32 || dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2;
+  const bool fits =
+      compressed ? dtype == DType::fp8_e4m3 || dtype == DType::bf16
+                 : dtype == DType::bf16 || dtype == DType::fp16 || dtype == DType::fp32 || dtype == DType::fp8_e4m3 || dtype == DType::fp8_e5m2;
   if (!fits) {
-    return refuse(model, ErrorCode::unsupported, shown + " is not a dtype of a " + model.kind_text + " cache; known: " +
-                                                     (compressed ? "fp8 (paged_fp8), bf16 (unified_bf16)" : "bf16, fp16, fp32, fp8_e4m3, fp8_e5m2"));
+    return refuse(model, ErrorCode::unsupported,
+                  shown + " is not a dtype of a " + model.kind_text +
+                      " cache; known: " + (compressed ? "fp8 (paged_fp8), bf16 (unified_bf16)" : "bf16, fp16, fp32, fp8_e4m3, fp8_e5m2"));
   }
   return dtype;
 }
@@ -83,15 +86,17 @@ Result<void> settle_layout(const ModelDescription& model, const PoolOptions& opt
     return refuse(model, ErrorCode::invalid_argument, shown + " is one of fp8 rows, and dtype is " + std::string(to_string(ret.dtype)));
   }
   if (model.kind != ModelKind::compressed_mla) {
-    return refuse(model, ErrorCode::unsupported, shown + " is not known for " + model.kind_text + (model.kind == ModelKind::mla ? "; known: raw" : ", which has one layout"));
+    return refuse(model, ErrorCode::unsupported,
+                  shown + " is not known for " + model.kind_text + (model.kind == ModelKind::mla ? "; known: raw" : ", which has one layout"));
   }
   if (layout != "paged_fp8" && layout != "unified_bf16" && layout != "online") {
     return refuse(model, ErrorCode::unsupported, shown + " is not known for compressed MLA; known: paged_fp8, unified_bf16, online");
   }
   const DType needed = layout == "unified_bf16" ? DType::bf16 : DType::fp8_e4m3;
   if (ret.dtype != needed) {
-    return refuse(model, ErrorCode::invalid_argument, shown + " has dtype " + std::string(to_string(needed)) + ", and dtype is " + std::string(to_string(ret.dtype)) +
-                                                          (options.dtype ? "" : " (the config's)"));
+    return refuse(model, ErrorCode::invalid_argument,
+                  shown + " has dtype " + std::string(to_string(needed)) + ", and dtype is " + std::string(to_string(ret.dtype)) +
+                      (options.dtype ? "" : " (the config's)"));
   }
   ret.online = layout == "online";
   return {};
@@ -99,11 +104,12 @@ Result<void> settle_layout(const ModelDescription& model, const PoolOptions& opt
 
 Result<void> settle_page_size(const ModelDescription& model, const PoolOptions& options) {
   if (options.page_size == 0 || options.page_size > kPageTokensMax) {
-    return refuse(model, ErrorCode::invalid_argument, "page size " + text_of(options.page_size) + " is not from 1 to " + text_of(kPageTokensMax) + " tokens");
+    return refuse(model, ErrorCode::invalid_argument,
+                  "page size " + std::to_string(options.page_size) + " is not from 1 to " + std::to_string(kPageTokensMax) + " tokens");
   }
   if (model.kind == ModelKind::compressed_mla && options.page_size != kCompressedPageTokens) {
-    return refuse(model, ErrorCode::invalid_argument, "page size " + text_of(options.page_size) + ", and a page of compressed MLA is " + text_of(kCompressedPageTokens) +
-                                                          " tokens");
+    return refuse(model, ErrorCode::invalid_argument,
+                  "page size " + std::to_string(options.page_size) + ", and a page of compressed MLA is " + std::to_string(kCompressedPageTokens) + " tokens");
   }
   return {};
 }
@@ -111,7 +117,8 @@ Result<void> settle_page_size(const ModelDescription& model, const PoolOptions& 
 Result<std::uint32_t> settle_layers(const ModelDescription& model, const PoolOptions& options) {
   if (!options.layers) return model.layers;
   if (*options.layers == 0 || *options.layers > model.layers) {
-    return refuse(model, ErrorCode::invalid_argument, "layers " + text_of(*options.layers) + " is not from 1 to the model's " + text_of(model.layers));
+    return refuse(model, ErrorCode::invalid_argument,
+                  "layers " + std::to_string(*options.layers) + " is not from 1 to the model's " + std::to_string(model.layers));
   }
   return *options.layers;
 }
@@ -119,36 +126,38 @@ Result<std::uint32_t> settle_layers(const ModelDescription& model, const PoolOpt
 Result<Stage> settle_stage(const ModelDescription& model, const Parallelism& cut, std::uint32_t layers, std::uint32_t pp_rank) {
   if (cut.pp.empty()) return refuse(model, ErrorCode::invalid_argument, "pp names no stage");
   if (pp_rank >= cut.pp.size()) {
-    return refuse(model, ErrorCode::out_of_range, "pp rank " + text_of(pp_rank) + " of " + text_of(cut.pp.size()) + " stages");
+    return refuse(model, ErrorCode::out_of_range, "pp rank " + std::to_string(pp_rank) + " of " + std::to_string(cut.pp.size()) + " stages");
   }
   std::uint64_t sum = 0;
   Stage stage;
   std::string shown;
   for (std::size_t i = 0; i < cut.pp.size(); ++i) {
     if (i != 0) shown += '+';
-    shown += text_of(cut.pp[i]);
-    if (cut.pp[i] == 0) return refuse(model, ErrorCode::invalid_argument, "pp " + shown + ": stage " + text_of(i) + " has no layer");
+    shown += std::to_string(cut.pp[i]);
+    if (cut.pp[i] == 0) return refuse(model, ErrorCode::invalid_argument, "pp " + shown + ": stage " + std::to_string(i) + " has no layer");
     if (i == pp_rank) stage.first = static_cast<std::uint32_t>(sum);
     sum += cut.pp[i];
     if (sum > layers) break;  // also keeps the sum in range
     if (i == pp_rank) stage.end = static_cast<std::uint32_t>(sum);
   }
   if (sum != layers) {
-    return refuse(model, ErrorCode::invalid_argument, "pp " + shown + " adds up to " + text_of(sum) + (sum > layers ? " or more" : "") + " layers, and " +
-                                                          text_of(layers) + " are in use");
+    return refuse(
+        model, ErrorCode::invalid_argument,
+        "pp " + shown + " adds up to " + std::to_string(sum) + (sum > layers ? " or more" : "") + " layers, and " + std::to_string(layers) + " are in use");
   }
   return stage;
 }
 
 Result<void> check_draft(const ModelDescription& model, const PoolOptions& options) {
   if (options.draft_layers > kDraftLayersMax) {
-    return refuse(model, ErrorCode::out_of_range, "draft layers " + text_of(options.draft_layers) + " is more than " + text_of(kDraftLayersMax));
+    return refuse(model, ErrorCode::out_of_range, "draft layers " + std::to_string(options.draft_layers) + " is more than " + std::to_string(kDraftLayersMax));
   }
   // The ratios beyond the model's layers are those of its draft layers.
   for (std::size_t i = model.layers; i < model.compression_ratios.size() && i - model.layers < options.draft_layers; ++i) {
     if (model.compression_ratios[i] != 0) {
-      return refuse(model, ErrorCode::unsupported, "draft layer " + text_of(i - model.layers) + " has ratio " + text_of(model.compression_ratios[i]) +
-                                                       "; draft layers of compressed MLA are laid out with ratio 0");
+      return refuse(model, ErrorCode::unsupported,
+                    "draft layer " + std::to_string(i - model.layers) + " has ratio " + std::to_string(model.compression_ratios[i]) +
+                        "; draft layers of compressed MLA are laid out with ratio 0");
     }
   }
   return {};
@@ -157,7 +166,8 @@ Result<void> check_draft(const ModelDescription& model, const PoolOptions& optio
 Result<Settled> settle(const ModelDescription& model, const PoolOptions& options, const Parallelism& cut, Rank rank) {
   Settled settled{.model = model, .stage = {}, .rank = rank};
   if (cut.tp == 0 || cut.tp > kRanksMax || rank.tp_rank >= cut.tp) {
-    return refuse(model, ErrorCode::invalid_argument, "tp rank " + text_of(rank.tp_rank) + " of tp " + text_of(cut.tp) + "; tp is from 1 to " + text_of(kRanksMax));
+    return refuse(model, ErrorCode::invalid_argument,
+                  "tp rank " + std::to_string(rank.tp_rank) + " of tp " + std::to_string(cut.tp) + "; tp is from 1 to " + std::to_string(kRanksMax));
   }
   auto dtype = settle_dtype(model, options);
   if (!dtype) return fail(dtype.error());
@@ -234,7 +244,8 @@ Result<HeadRange> head_range(const Settled& settled) {
     range.head_count = 1;
     range.first_head = rank / replicas;
   } else {
-    return refuse(settled.model, ErrorCode::invalid_argument, "tp " + text_of(tp) + " neither divides the " + text_of(heads) + " KV heads nor is a multiple of them");
+    return refuse(settled.model, ErrorCode::invalid_argument,
+                  "tp " + std::to_string(tp) + " neither divides the " + std::to_string(heads) + " KV heads nor is a multiple of them");
   }
   return range;
 }
@@ -256,8 +267,13 @@ Result<void> add_attention(const Settled& settled, Pool& pool) {
 
 void add_mla(const Settled& settled, Pool& pool) {
   const std::uint64_t row_bytes = std::uint64_t{settled.model.kv_lora_rank + settled.model.rope_head_dim} * dtype_bytes(settled.dtype);
-  const Section latent{.component = {}, .role = Role::latent, .dtype = settled.dtype, .page_size = settled.page_size,
-                       .item_length_bytes = row_bytes * settled.page_size, .index_count = settled.pages, .heads = {}};
+  const Section latent{.component = {},
+                       .role = Role::latent,
+                       .dtype = settled.dtype,
+                       .page_size = settled.page_size,
+                       .item_length_bytes = row_bytes * settled.page_size,
+                       .index_count = settled.pages,
+                       .heads = {}};
   append_all(pool, latent, settled, false);
   if (settled.last_stage()) append_all(pool, latent, settled, true);
 }
@@ -281,22 +297,25 @@ Result<CompressedSizes> compressed_sizes(const Settled& settled) {
   sizes.packed = settled.dtype == DType::fp8_e4m3;
   const std::uint64_t unrotated = model.head_dim - model.rope_head_dim;
   if (sizes.packed && unrotated % kPackedTileValues != 0) {
-    return refuse(model, ErrorCode::unsupported, "head_dim " + text_of(model.head_dim) + " less qk_rope_head_dim " + text_of(model.rope_head_dim) +
-                                                     " is no multiple of the " + text_of(kPackedTileValues) + " values that share a scale in a packed row");
+    return refuse(model, ErrorCode::unsupported,
+                  "head_dim " + std::to_string(model.head_dim) + " less qk_rope_head_dim " + std::to_string(model.rope_head_dim) + " is no multiple of the " +
+                      std::to_string(kPackedTileValues) + " values that share a scale in a packed row");
   }
   if (model.index_head_dim % kIndexTileValues != 0) {
-    return refuse(model, ErrorCode::unsupported, "index_head_dim " + text_of(model.index_head_dim) + " is no multiple of the " + text_of(kIndexTileValues) +
-                                                     " values that share a scale in an index row");
+    return refuse(model, ErrorCode::unsupported,
+                  "index_head_dim " + std::to_string(model.index_head_dim) + " is no multiple of the " + std::to_string(kIndexTileValues) +
+                      " values that share a scale in an index row");
   }
   // Packed: fp8 values without rotation, the rotated ones in bf16, one scale byte per tile, a pad byte.
-  sizes.row_bytes = sizes.packed ? unrotated + std::uint64_t{model.rope_head_dim} * dtype_bytes(DType::bf16) + unrotated / kPackedTileValues + kPackedRowPadBytes
-                                 : std::uint64_t{model.head_dim} * dtype_bytes(DType::bf16);
+  sizes.row_bytes =
+      sizes.packed ? unrotated + std::uint64_t{model.rope_head_dim} * dtype_bytes(DType::bf16) + unrotated / kPackedTileValues + kPackedRowPadBytes
+                   : std::uint64_t{model.head_dim} * dtype_bytes(DType::bf16);
   sizes.index_row_bytes = model.index_head_dim + std::uint64_t{model.index_head_dim} / kIndexTileValues * kIndexScaleBytes;
   // The compressor of ratio 4 overlaps its blocks: value and score of two of them per row. Online, C128 keeps (max, sum, value) instead of raw rows.
   sizes.c4_state_bytes = std::uint64_t{4} * model.head_dim * kStateValueBytes * kC4RingRows;
   sizes.c4_indexer_state_bytes = std::uint64_t{4} * model.index_head_dim * kStateValueBytes * kC4RingRows;
-  sizes.c128_state_bytes = settled.online ? std::uint64_t{3} * model.head_dim * kStateValueBytes
-                                          : std::uint64_t{2} * model.head_dim * kStateValueBytes * kC128Ratio;
+  sizes.c128_state_bytes =
+      settled.online ? std::uint64_t{3} * model.head_dim * kStateValueBytes : std::uint64_t{2} * model.head_dim * kStateValueBytes * kC128Ratio;
   return sizes;
 }
 
@@ -304,14 +323,19 @@ Result<CompressedSizes> compressed_sizes(const Settled& settled) {
 Result<std::uint64_t> rows_for_slots(const Settled& settled, std::uint64_t rows_per_slot, IndexSpace space) {
   std::uint64_t rows = 0;
   if (!checked_multiply(settled.request_slots, rows_per_slot, rows)) {
-    return refuse(settled.model, ErrorCode::out_of_range, text_of(settled.request_slots) + " request slots of " + text_of(rows_per_slot) + " " +
-                                                              std::string(to_string(space)) + " pass 64 bits");
+    return refuse(
+        settled.model, ErrorCode::out_of_range,
+        std::to_string(settled.request_slots) + " request slots of " + std::to_string(rows_per_slot) + " " + std::string(to_string(space)) + " pass 64 bits");
   }
   return rows;
 }
 
 void add_compressed_kv(const Settled& settled, const CompressedSizes& sizes, Pool& pool) {
-  Section section{.component = {}, .dtype = sizes.packed ? DType::packed_fp8 : DType::bf16, .page_size = settled.page_size, .index_count = settled.pages, .heads = {}};
+  Section section{.component = {},
+                  .dtype = sizes.packed ? DType::packed_fp8 : DType::bf16,
+                  .page_size = settled.page_size,
+                  .index_count = settled.pages,
+                  .heads = {}};
   section.role = Role::c4;
   section.item_length_bytes = sizes.page_bytes(settled.page_size / kC4Ratio);
   append_ratio(pool, section, settled, kC4Ratio);
@@ -327,7 +351,8 @@ void add_compressed_kv(const Settled& settled, const CompressedSizes& sizes, Poo
 
 /// The compressors of ratio 4 keep a ring per window page where the window is paged, and one per request where it is a ring.
 void add_c4_states(const Settled& settled, const CompressedSizes& sizes, Pool& pool) {
-  Section section{.component = {ComponentKind::swa, false}, .role = Role::c4_state, .dtype = DType::fp32, .item_length_bytes = sizes.c4_state_bytes, .heads = {}};
+  Section section{
+      .component = {ComponentKind::swa, false}, .role = Role::c4_state, .dtype = DType::fp32, .item_length_bytes = sizes.c4_state_bytes, .heads = {}};
   section.space = sizes.packed ? IndexSpace::window_pages : IndexSpace::request_slots;
   section.page_size = sizes.packed ? settled.page_size : 1;
   section.index_count = sizes.packed ? settled.window_pages : settled.request_slots;
@@ -350,13 +375,25 @@ Result<void> add_compressed_mla(const Settled& settled, Pool& pool) {
 
   add_compressed_kv(settled, *sizes, pool);
 
-  Section window{.component = {ComponentKind::swa, false}, .role = Role::swa_pool, .space = IndexSpace::window_pages, .dtype = DType::packed_fp8,
-                 .page_size = settled.page_size, .item_length_bytes = sizes->page_bytes(settled.page_size), .index_count = settled.window_pages, .heads = {}};
+  Section window{.component = {ComponentKind::swa, false},
+                 .role = Role::swa_pool,
+                 .space = IndexSpace::window_pages,
+                 .dtype = DType::packed_fp8,
+                 .page_size = settled.page_size,
+                 .item_length_bytes = sizes->page_bytes(settled.page_size),
+                 .index_count = settled.window_pages,
+                 .heads = {}};
   if (!sizes->packed) {
     auto rows = rows_for_slots(settled, pool.ring_stride, IndexSpace::ring_rows);
     if (!rows) return fail(rows.error());
-    window = {.component = {ComponentKind::swa_ring, false}, .role = Role::ring, .space = IndexSpace::ring_rows, .dtype = DType::bf16,
-              .page_size = 1, .item_length_bytes = sizes->row_bytes, .index_count = *rows, .heads = {}};
+    window = {.component = {ComponentKind::swa_ring, false},
+              .role = Role::ring,
+              .space = IndexSpace::ring_rows,
+              .dtype = DType::bf16,
+              .page_size = 1,
+              .item_length_bytes = sizes->row_bytes,
+              .index_count = *rows,
+              .heads = {}};
   }
   if (sizes->packed) append_all(pool, window, settled, false);
   add_c4_states(settled, *sizes, pool);
@@ -364,8 +401,13 @@ Result<void> add_compressed_mla(const Settled& settled, Pool& pool) {
 
   auto c128_rows = rows_for_slots(settled, settled.online ? 1 : kC128RingRows / kC128Ratio, IndexSpace::c128_rows);
   if (!c128_rows) return fail(c128_rows.error());
-  const Section c128{.component = {ComponentKind::c128_state, false}, .role = Role::c128_state, .space = IndexSpace::c128_rows, .dtype = DType::fp32,
-                     .item_length_bytes = sizes->c128_state_bytes, .index_count = *c128_rows, .heads = {}};
+  const Section c128{.component = {ComponentKind::c128_state, false},
+                     .role = Role::c128_state,
+                     .space = IndexSpace::c128_rows,
+                     .dtype = DType::fp32,
+                     .item_length_bytes = sizes->c128_state_bytes,
+                     .index_count = *c128_rows,
+                     .heads = {}};
   append_ratio(pool, c128, settled, kC128Ratio);
   // A draft layer has ratio 0: a window of its own and nothing compressed.
   if (settled.last_stage()) append_all(pool, window, settled, true);
@@ -380,8 +422,9 @@ Result<void> place(const ModelDescription& model, Pool& pool) {
     auto bytes = span_bytes(entry);
     std::uint64_t end = 0;
     if (!bytes || !checked_add(offset, *bytes, end) || !checked_add(end, kEntryAlignmentBytes - 1, end)) {
-      return refuse(model, ErrorCode::out_of_range, describe(entry) + " of " + text_of(entry.index_count) + " indices of " + text_of(entry.pitch_bytes) + " bytes at offset " +
-                                                        text_of(offset) + " passes 64 bits");
+      return refuse(model, ErrorCode::out_of_range,
+                    describe(entry) + " of " + std::to_string(entry.index_count) + " indices of " + std::to_string(entry.pitch_bytes) + " bytes at offset " +
+                        std::to_string(offset) + " passes 64 bits");
     }
     offset = end / kEntryAlignmentBytes * kEntryAlignmentBytes;
   }
@@ -392,15 +435,16 @@ Result<void> place(const ModelDescription& model, Pool& pool) {
 
 Result<std::vector<std::uint32_t>> split_stages(std::uint32_t layers, std::uint32_t stages) {
   if (stages == 0 || stages > layers) {
-    return fail(ErrorCode::invalid_argument, "pp " + text_of(stages) + ": " + text_of(layers) + " layers cannot be cut into " + text_of(stages) +
-                                                 " stages; pp is from 1 to " + text_of(layers));
+    return fail(ErrorCode::invalid_argument, "pp " + std::to_string(stages) + ": " + std::to_string(layers) + " layers cannot be cut into " + std::to_string(stages) +
+                                                 " stages; pp is from 1 to " + std::to_string(layers));
   }
   std::vector<std::uint32_t> sizes(stages, layers / stages);
   for (std::uint32_t i = stages - layers % stages; i < stages; ++i) ++sizes[i];
   return sizes;
 }
 
-Result<Pool> build_pool(const ModelDescription& model, const PoolOptions& options, const Parallelism& cut, std::uint32_t tp_rank, std::uint32_t pp_rank) {
+Result<Pool> build_pool(const ModelDescription& model, const PoolOptions& options, const Parallelism& cut, std::uint32_t tp_rank,
+                        std::uint32_t pp_rank) {
   const Rank rank{.tp_size = cut.tp, .tp_rank = tp_rank, .pp_size = static_cast<std::uint32_t>(cut.pp.size()), .pp_rank = pp_rank};
   auto settled = settle(model, options, cut, rank);
   if (!settled) return fail(settled.error());
@@ -436,7 +480,8 @@ Result<void> rebase(Pool& pool, std::uint64_t base) {
     auto bytes = span_bytes(entry);
     std::uint64_t address = 0, end = 0;
     if (!bytes || !checked_add(entry.base_address, base, address) || !checked_add(address, *bytes, end)) {
-      return fail(ErrorCode::out_of_range, "rebase " + describe(entry) + " from " + text_of(entry.base_address) + " by " + text_of(base) + ": its end passes 64 bits");
+      return fail(ErrorCode::out_of_range,
+                  "rebase " + describe(entry) + " from " + std::to_string(entry.base_address) + " by " + std::to_string(base) + ": its end passes 64 bits");
     }
   }
   for (Entry& entry : pool.entries) entry.base_address += base;
@@ -451,7 +496,8 @@ Result<std::uint64_t> pool_span_bytes(const Pool& pool) {
     if (!bytes) return bytes;
     std::uint64_t end = 0;
     if (!checked_add(entry.base_address, *bytes, end)) {
-      return fail(ErrorCode::out_of_range, describe(entry) + " at " + text_of(entry.base_address) + " with " + text_of(*bytes) + " bytes passes 64 bits");
+      return fail(ErrorCode::out_of_range,
+                  describe(entry) + " at " + std::to_string(entry.base_address) + " with " + std::to_string(*bytes) + " bytes passes 64 bits");
     }
     lowest = std::min(lowest, entry.base_address);
     highest = std::max(highest, end);
@@ -469,7 +515,7 @@ Result<RequestIndices> request_indices(const Pool& pool, std::uint64_t tokens, s
     return checked_multiply(request_slot, rows_per_slot, ret) && checked_add(ret, place, ret);
   };
   const auto overflow = [&](IndexSpace space) {
-    return fail(ErrorCode::out_of_range, "request slot " + text_of(request_slot) + ": its " + std::string(to_string(space)) + " pass 64 bits");
+    return fail(ErrorCode::out_of_range, "request slot " + std::to_string(request_slot) + ": its " + std::string(to_string(space)) + " pass 64 bits");
   };
 
   // What a pool has per request follows from its own facts and not from its entries: both ends of a stage without such entries then agree.
@@ -489,7 +535,8 @@ Result<RequestIndices> request_indices(const Pool& pool, std::uint64_t tokens, s
     if (!row(pool.c128_ring_size / kC128Ratio, (tokens - 1) % pool.c128_ring_size / kC128Ratio, index)) return overflow(IndexSpace::c128_rows);
     indices.c128_rows.push_back(index);
   }
-  const bool has_slots = std::any_of(pool.entries.begin(), pool.entries.end(), [](const Entry& entry) { return entry.space == IndexSpace::request_slots; });
+  const bool has_slots =
+      std::any_of(pool.entries.begin(), pool.entries.end(), [](const Entry& entry) { return entry.space == IndexSpace::request_slots; });
   if (has_slots || pool.ring_stride != 0) indices.request_slots.push_back(request_slot);
   return indices;
 }

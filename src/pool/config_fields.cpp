@@ -51,7 +51,8 @@ Result<std::optional<std::uint32_t>> Object::count(std::initializer_list<std::st
     auto value = count(name, range);
     if (!value) return value;
     if (!*value) continue;
-    if (agreed && **value != *agreed) return refuse(ErrorCode::mismatch, shown(agreed_name) + " and " + shown(name) + " say the same thing and differ");
+    if (agreed && **value != *agreed)
+      return refuse(ErrorCode::mismatch, shown(agreed_name) + " and " + shown(name) + " say the same thing and differ");
     agreed = *value;
     agreed_name = name;
   }

@@ -1,7 +1,7 @@
 /// config_fields.h (internal): the fields of a config.json, read by name with their range, refused with their value.
 ///
-/// Published configs name one fact in several ways (num_hidden_layers, n_layer, n_layers). A fact is read under all its names at once: where a file uses
-/// two of them, they have to agree.
+/// Published configs name one fact in several ways (num_hidden_layers, n_layer, n_layers). A fact is read under all its names at once: where a file
+/// uses two of them, they have to agree.
 #pragma once
 
 #include <cstdint>

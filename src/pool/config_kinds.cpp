@@ -3,9 +3,9 @@
 //   config.json ──► fields that tell another kind ──► refused: the kind's name, the fields and values, the kinds known
 //             └───► fields that speak of the cache and that nobody here knows ──► refused: the field and its value
 //
-// A layout that is read from a config of the wrong kind gives wrong bytes without any error later, so the rule is to lay out only what is understood whole. Three
-// nets: fields that belong to one other kind (kRules), architectures whose engine keeps another pool although the fields look plain, and words in
-// the names of unknown fields (kLayoutWords). docs/pools.md has the same as a table.
+// A layout that is read from a config of the wrong kind gives wrong bytes without any error later, so the rule is to lay out only what is understood
+// whole. Three nets: fields that belong to one other kind (kRules), architectures whose engine keeps another pool although the fields look plain, and
+// words in the names of unknown fields (kLayoutWords). docs/pools.md has the same as a table.
 
 #include "config_kinds.h"
 
@@ -37,8 +37,8 @@ constexpr std::string_view kByLayer = "heads that differ by layer";
 constexpr std::string_view kCross = "cross attention (encoder-decoder)";
 constexpr std::string_view kLooped = "layers run more than once";
 
-/// When a field tells: it is set (config_fields.h, telling), is more than 1, or is set in a model that has no sliding window (MiMo-V2 carries a chunk size
-/// beside its window), or is set and nothing above told more.
+/// When a field tells: it is set (config_fields.h, telling), is more than 1, or is set in a model that has no sliding window (MiMo-V2 carries a chunk
+/// size beside its window), or is set and nothing above told more.
 enum class Tells : std::uint8_t { set, above_one, without_window, alone };
 
 struct Rule {
@@ -113,15 +113,36 @@ constexpr LayerType kLayerTypes[] = {
 };
 constexpr std::string_view kCompressedLayerTypes[] = {"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"};
 
-// Architectures that keep sliding layers in a pool of their own (SGLang 0.5.23, srt/configs/model_config.py, is_hybrid_swa_model). Their fields are those of
-// models whose sliding layers share the one pool (Gemma 3 and gpt-oss differ in nothing but the name), so only the name can tell.
-constexpr std::string_view kOwnSlidingPoolArchitectures[] = {
-    "BeamForCausalLM", "DiffusionGemmaForBlockDiffusion", "EmbeddingGemma2Model", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration",
-    "Gemma4UnifiedForConditionalGeneration", "GptOssForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM", "IQuestQ1MTP",
-    "InklingForConditionalGeneration", "InklingForConditionalGenerationMTP", "LagunaForCausalLM", "Llama4ForCausalLM", "Llama4ForConditionalGeneration",
-    "MellumForCausalLM", "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MiMoV2MTP", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
-    "Step3p5ForCausalLM", "Step3p5MTP", "Step3p7ForConditionalGeneration", "UnlimitedOCRForCausalLM"};
-constexpr std::string_view kOwnSlidingPoolModelTypes[] = {"beam", "gemma4", "gemma4_text", "gpt_oss", "laguna", "llama4", "llama4_text", "mellum", "mimo_v2_flash", "step3p5", "step3p7"};
+// Architectures that keep sliding layers in a pool of their own (SGLang 0.5.23, srt/configs/model_config.py, is_hybrid_swa_model). Their fields are
+// those of models whose sliding layers share the one pool (Gemma 3 and gpt-oss differ in nothing but the name), so only the name can tell.
+constexpr std::string_view kOwnSlidingPoolArchitectures[] = {"BeamForCausalLM",
+                                                             "DiffusionGemmaForBlockDiffusion",
+                                                             "EmbeddingGemma2Model",
+                                                             "Gemma4ForCausalLM",
+                                                             "Gemma4ForConditionalGeneration",
+                                                             "Gemma4UnifiedForConditionalGeneration",
+                                                             "GptOssForCausalLM",
+                                                             "GraniteMoeSWAForCausalLM",
+                                                             "GraniteSWAForCausalLM",
+                                                             "IQuestQ1ForCausalLM",
+                                                             "IQuestQ1MTP",
+                                                             "InklingForConditionalGeneration",
+                                                             "InklingForConditionalGenerationMTP",
+                                                             "LagunaForCausalLM",
+                                                             "Llama4ForCausalLM",
+                                                             "Llama4ForConditionalGeneration",
+                                                             "MellumForCausalLM",
+                                                             "MiMoV2FlashForCausalLM",
+                                                             "MiMoV2ForCausalLM",
+                                                             "MiMoV2MTP",
+                                                             "MuseGlimmerForCausalLM",
+                                                             "MuseGlimmerForConditionalGeneration",
+                                                             "Step3p5ForCausalLM",
+                                                             "Step3p5MTP",
+                                                             "Step3p7ForConditionalGeneration",
+                                                             "UnlimitedOCRForCausalLM"};
+constexpr std::string_view kOwnSlidingPoolModelTypes[] = {"beam",        "gemma4", "gemma4_text",   "gpt_oss", "laguna", "llama4",
+                                                          "llama4_text", "mellum", "mimo_v2_flash", "step3p5", "step3p7"};
 
 // Two attention blocks in each layer, so two entries per layer (the same file, num_attention_layers).
 constexpr std::string_view kTwoBlockArchitectures[] = {"LongcatFlashForCausalLM", "LongcatFlashForCausalLMNextN"};
@@ -130,27 +151,30 @@ constexpr std::string_view kTwoBlocks = "two attention blocks per layer";
 // Known fields whose names have a layout word and which the readers of model_config.cpp use, or which change nothing in the cache.
 constexpr std::string_view kKnownFields[] = {
     // read
-    "head_dim", "attention_head_dim", "v_head_dim", "kv_channels", "num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_lora_rank", "qk_rope_head_dim",
-    "qk_nope_head_dim", "qk_head_dim", "sliding_window", "sliding_window_pattern", "use_sliding_window", "max_window_layers", "layer_types", "attn_type_list",
-    "compress_ratios", "global_attn_every_n_layers",
+    "head_dim", "attention_head_dim", "v_head_dim", "kv_channels", "num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_lora_rank",
+    "qk_rope_head_dim", "qk_nope_head_dim", "qk_head_dim", "sliding_window", "sliding_window_pattern", "use_sliding_window", "max_window_layers",
+    "layer_types", "attn_type_list", "compress_ratios", "global_attn_every_n_layers",
     // no effect on the cache
     "chunk_size_feed_forward", "compress_rope_theta", "compression_config", "cross_attention_hidden_size", "decoder_sparse_step", "swa_rope_theta",
     "_sliding_window_pattern"};
 constexpr std::string_view kCompressedIndexFields[] = {"index_head_dim", "index_n_heads", "index_topk"};
 
-constexpr std::string_view kLayoutWords[] = {"kv",      "kvs",       "swa",        "sliding",   "window",     "windows",   "mamba",       "mamba2",   "ssm",
-                                             "conv",    "conv1d",    "recurrent",  "rwkv",      "wkv",        "retention", "deltanet",    "gdn",      "kda",
-                                             "hybrid",  "lightning", "indexer",    "compress",  "compressed", "compressor", "compression", "yoco",    "cla",
-                                             "loop",    "loops",     "chunk",      "chunked",   "sparse",     "blocksparse", "cross"};
+constexpr std::string_view kLayoutWords[] = {"kv",        "kvs",        "swa",        "sliding",     "window",      "windows",   "mamba",
+                                             "mamba2",    "ssm",        "conv",       "conv1d",      "recurrent",   "rwkv",      "wkv",
+                                             "retention", "deltanet",   "gdn",        "kda",         "hybrid",      "lightning", "indexer",
+                                             "compress",  "compressed", "compressor", "compression", "yoco",        "cla",       "loop",
+                                             "loops",     "chunk",      "chunked",    "sparse",      "blocksparse", "cross"};
 /// Two words side by side.
 constexpr std::array<std::string_view, 2> kLayoutWordPairs[] = {
-    {"key", "value"},       {"head", "dim"},          {"head", "dims"},          {"layer", "types"},         {"layer", "type"},       {"block", "type"},
-    {"block", "types"},     {"attn", "type"},         {"attn", "types"},         {"attn", "layer"},          {"attn", "layers"},      {"attention", "type"},
-    {"attention", "types"}, {"attention", "layers"},  {"attention", "interval"}, {"attention", "pattern"},   {"full", "attention"},   {"full", "attn"},
-    {"global", "attn"},     {"global", "attention"},  {"local", "attention"},    {"shared", "layers"},       {"share", "layers"},     {"attn", "pattern"},     {"linear", "attn"},
+    {"key", "value"},         {"head", "dim"},       {"head", "dims"},       {"layer", "types"},      {"layer", "type"},
+    {"block", "type"},        {"block", "types"},    {"attn", "type"},       {"attn", "types"},       {"attn", "layer"},
+    {"attn", "layers"},       {"attention", "type"}, {"attention", "types"}, {"attention", "layers"}, {"attention", "interval"},
+    {"attention", "pattern"}, {"full", "attention"}, {"full", "attn"},       {"global", "attn"},      {"global", "attention"},
+    {"local", "attention"},   {"shared", "layers"},  {"share", "layers"},    {"attn", "pattern"},     {"linear", "attn"},
     {"linear", "attention"}};
 /// Words that open the name of a field of something else: draft layers, experts, other modalities, rotation.
-constexpr std::string_view kForeignOpenings[] = {"mtp", "moe", "mlp", "vision", "image", "audio", "video", "rope", "router", "expert", "quantization"};
+constexpr std::string_view kForeignOpenings[] = {"mtp",   "moe",  "mlp",    "vision", "image",       "audio",
+                                                 "video", "rope", "router", "expert", "quantization"};
 
 template <class List>
 bool has(const List& list, std::string_view word) {
@@ -292,9 +316,10 @@ Result<void> find_by_layer_types(const Model& model, Findings& findings) {
       if (!known->kind.empty() && findings.empty()) findings.add(known->kind, where);
       continue;
     }
-    if (has(kCompressedLayerTypes, type)) return model.text.missing("compress_ratios", where + " is one of compressed MLA, which needs a ratio per layer");
-    return model.top.refuse(ErrorCode::unsupported, where + " is an unknown layer type; known: full_attention, sliding_attention; kinds known: " +
-                                                        std::string(kKindsKnown));
+    if (has(kCompressedLayerTypes, type))
+      return model.text.missing("compress_ratios", where + " is one of compressed MLA, which needs a ratio per layer");
+    return model.top.refuse(ErrorCode::unsupported,
+                            where + " is an unknown layer type; known: full_attention, sliding_attention; kinds known: " + std::string(kKindsKnown));
   }
   return {};
 }
@@ -305,7 +330,8 @@ Result<void> refuse_unknown_fields(const Object& object, bool compressed) {
     if (has(kKnownFields, field) || (compressed && has(kCompressedIndexFields, field))) continue;
     if (std::any_of(std::begin(kRules), std::end(kRules), [&](const Rule& rule) { return matches(rule, field); })) continue;
     if (!speaks_of_layout(field) || object.telling(field) == nullptr) continue;
-    return object.refuse(ErrorCode::unsupported, object.shown(field) + " speaks of the KV layout and is not known; kinds known: " + std::string(kKindsKnown));
+    return object.refuse(ErrorCode::unsupported,
+                         object.shown(field) + " speaks of the KV layout and is not known; kinds known: " + std::string(kKindsKnown));
   }
   return {};
 }
@@ -350,7 +376,8 @@ Result<Model> find_text_model(const Object& top) {
     if (!next) return Model{top, std::move(text)};
     text = std::move(*next);
   }
-  return top.refuse(ErrorCode::unsupported, text.name_of("...") + ": the text model is nested deeper than " + std::to_string(kNestedMax) + " objects");
+  return top.refuse(ErrorCode::unsupported,
+                    text.name_of("...") + ": the text model is nested deeper than " + std::to_string(kNestedMax) + " objects");
 }
 
 std::vector<std::string> architectures_of(const Model& model) { return strings_of(model, "architectures"); }

@@ -20,8 +20,8 @@ Result<Model> find_text_model(const Object& top);
 std::vector<std::string> architectures_of(const Model& model);
 std::vector<std::string> model_types_of(const Model& model);
 
-/// Refuses every other kind by its name, with the fields that tell; then every field that speaks of the cache and is not known. The rules go by fields;
-/// architectures are looked at only where the fields of two kinds are the same.
+/// Refuses every other kind by its name, with the fields that tell; then every field that speaks of the cache and is not known. The rules go by
+/// fields; architectures are looked at only where the fields of two kinds are the same.
 Result<void> refuse_other_kinds(const Model& model);
 
 }  // namespace kvferry::config

@@ -4,8 +4,8 @@
 //                                                                           ├──► MLA (kv_lora_rank)
 //                                                                           └──► attention (heads and their width)
 //
-// Sources: the field names and defaults of transformers 5.24 (models/*/configuration_*.py), and how SGLang 0.5.23 reads them (srt/configs/model_config.py:
-// get_total_num_kv_heads, _derive_model_shapes). The rules are in docs/pools.md.
+// Sources: the field names and defaults of transformers 5.24 (models/*/configuration_*.py), and how SGLang 0.5.23 reads them
+// (srt/configs/model_config.py: get_total_num_kv_heads, _derive_model_shapes). The rules are in docs/pools.md.
 
 #include "kvferry/model_config.h"
 
@@ -40,29 +40,64 @@ struct ClassDefaults {
   std::string_view model_type;
   std::uint32_t heads, kv_heads, head_dim;
 };
-constexpr ClassDefaults kClassDefaults[] = {
-    {"afmoe", 16, 0, 128},           {"bitnet", 20, 5, 0},           {"chameleon", 32, 32, 0},        {"dots1", 32, 32, 0},
-    {"emu3_text_model", 32, 8, 0},   {"ernie4_5", 16, 2, 128},       {"ernie4_5_moe", 20, 4, 0},      {"exaone", 32, 8, 0},          {"exaone4", 32, 32, 0},
-    {"exaone_moe", 32, 32, 0},       {"gemma", 16, 16, 256},         {"gemma2", 8, 4, 256},           {"gemma3_text", 8, 4, 256},    {"glm", 32, 2, 128},
-    {"glm4", 32, 2, 128},            {"glm4_moe", 96, 8, 0},         {"glm4v_text", 32, 2, 0},        {"glm4v_moe_text", 96, 8, 0},  {"helium", 20, 20, 128},
-    {"hy_v3", 64, 8, 128},           {"internlm3", 32, 2, 128},      {"iquestcoder", 40, 8, 128},     {"minimax_m2", 48, 8, 128},    {"ministral", 32, 8, 0},
-    {"ministral3", 32, 8, 128},      {"mistral", 32, 8, 0},          {"mixtral", 32, 8, 0},           {"phi4_multimodal", 32, 8, 0}, {"phimoe", 32, 8, 0},
-    {"qwen2", 32, 32, 0},            {"qwen2_moe", 16, 16, 0},       {"qwen2_vl_text", 64, 8, 0},     {"qwen2_5_vl_text", 64, 8, 0}, {"qwen3", 32, 32, 128},
-    {"qwen3_moe", 32, 4, 0},         {"qwen3_vl_text", 32, 32, 128}, {"qwen3_vl_moe_text", 16, 16, 0}, {"sarvam_moe", 64, 4, 64},     {"seed_oss", 80, 8, 128},
-    {"smollm3", 16, 4, 0},           {"solar_open", 64, 8, 128},     {"stablelm", 32, 32, 0},         {"starcoder2", 24, 2, 0},      {"vaultgemma", 8, 4, 256}};
+constexpr ClassDefaults kClassDefaults[] = {{"afmoe", 16, 0, 128},
+                                            {"bitnet", 20, 5, 0},
+                                            {"chameleon", 32, 32, 0},
+                                            {"dots1", 32, 32, 0},
+                                            {"emu3_text_model", 32, 8, 0},
+                                            {"ernie4_5", 16, 2, 128},
+                                            {"ernie4_5_moe", 20, 4, 0},
+                                            {"exaone", 32, 8, 0},
+                                            {"exaone4", 32, 32, 0},
+                                            {"exaone_moe", 32, 32, 0},
+                                            {"gemma", 16, 16, 256},
+                                            {"gemma2", 8, 4, 256},
+                                            {"gemma3_text", 8, 4, 256},
+                                            {"glm", 32, 2, 128},
+                                            {"glm4", 32, 2, 128},
+                                            {"glm4_moe", 96, 8, 0},
+                                            {"glm4v_text", 32, 2, 0},
+                                            {"glm4v_moe_text", 96, 8, 0},
+                                            {"helium", 20, 20, 128},
+                                            {"hy_v3", 64, 8, 128},
+                                            {"internlm3", 32, 2, 128},
+                                            {"iquestcoder", 40, 8, 128},
+                                            {"minimax_m2", 48, 8, 128},
+                                            {"ministral", 32, 8, 0},
+                                            {"ministral3", 32, 8, 128},
+                                            {"mistral", 32, 8, 0},
+                                            {"mixtral", 32, 8, 0},
+                                            {"phi4_multimodal", 32, 8, 0},
+                                            {"phimoe", 32, 8, 0},
+                                            {"qwen2", 32, 32, 0},
+                                            {"qwen2_moe", 16, 16, 0},
+                                            {"qwen2_vl_text", 64, 8, 0},
+                                            {"qwen2_5_vl_text", 64, 8, 0},
+                                            {"qwen3", 32, 32, 128},
+                                            {"qwen3_moe", 32, 4, 0},
+                                            {"qwen3_vl_text", 32, 32, 128},
+                                            {"qwen3_vl_moe_text", 16, 16, 0},
+                                            {"sarvam_moe", 64, 4, 64},
+                                            {"seed_oss", 80, 8, 128},
+                                            {"smollm3", 16, 4, 0},
+                                            {"solar_open", 64, 8, 128},
+                                            {"stablelm", 32, 32, 0},
+                                            {"starcoder2", 24, 2, 0},
+                                            {"vaultgemma", 8, 4, 256}};
 
 /// Every how many layers one is full where the file has a window and no pattern (the same classes). Others slide in every layer.
 struct ClassPattern {
   std::string_view model_type;
   std::uint32_t full_every;
 };
-constexpr ClassPattern kClassPatterns[] = {{"afmoe", 4}, {"cohere2", 4}, {"exaone4", 4}, {"gemma2", 2}, {"gemma3", 6}, {"gemma3_text", 6}, {"olmo3", 4}, {"vaultgemma", 2}};
+constexpr ClassPattern kClassPatterns[] = {{"afmoe", 4},  {"cohere2", 4},     {"exaone4", 4}, {"gemma2", 2},
+                                           {"gemma3", 6}, {"gemma3_text", 6}, {"olmo3", 4},   {"vaultgemma", 2}};
 
-/// Model types whose full and sliding layers lie in one pool (they are not in the list that config_kinds.cpp has from the engine). A mixture in a model
-/// that neither list names is refused: nothing in the fields tells where its sliding layers live.
-constexpr std::string_view kOnePoolMixtures[] = {"afmoe",       "cohere2",         "cwm",   "dots1",     "exaone4", "exaone_moe", "gemma2",          "gemma3",  "gemma3_text", "ministral",
-                                                 "olmo3",       "qwen2",           "qwen2_moe",   "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text",
-                                                 "smollm3",     "vaultgemma"};
+/// Model types whose full and sliding layers lie in one pool (they are not in the list that config_kinds.cpp has from the engine). A mixture in a
+/// model that neither list names is refused: nothing in the fields tells where its sliding layers live.
+constexpr std::string_view kOnePoolMixtures[] = {
+    "afmoe", "cohere2",   "cwm",   "dots1",     "exaone4",  "exaone_moe",    "gemma2",     "gemma3",          "gemma3_text", "ministral", "olmo3",
+    "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "smollm3",     "vaultgemma"};
 
 constexpr std::string_view kMultiQueryTypes[] = {"falcon", "gpt_bigcode", "RefinedWeb", "RefinedWebModel"};
 constexpr std::string_view kCompressedTypes[] = {"deepseek_v4"};
@@ -184,8 +219,8 @@ Result<std::uint32_t> read_head_dim(const Model& model, std::uint32_t heads) {
   if (!hidden) return fail(hidden.error());
   if (!*hidden) return text.missing("head_dim", "it is neither given nor to be derived, for hidden_size is missing too");
   if (**hidden % heads != 0) {
-    return text.refuse(ErrorCode::invalid_argument, "head_dim is missing, and hidden_size " + std::to_string(**hidden) + " is no multiple of num_attention_heads " +
-                                                        std::to_string(heads));
+    return text.refuse(ErrorCode::invalid_argument, "head_dim is missing, and hidden_size " + std::to_string(**hidden) +
+                                                        " is no multiple of num_attention_heads " + std::to_string(heads));
   }
   return **hidden / heads;
 }
@@ -235,7 +270,8 @@ Result<std::vector<std::uint32_t>> read_sliding_layers(const Model& model, std::
   auto types = text.texts("layer_types");
   if (!types) return fail(types.error());
   if (!types->empty() && types->size() != layers) {
-    return text.refuse(ErrorCode::mismatch, text.name_of("layer_types") + " has " + std::to_string(types->size()) + " entries for " + std::to_string(layers) + " layers");
+    return text.refuse(ErrorCode::mismatch,
+                       text.name_of("layer_types") + " has " + std::to_string(types->size()) + " entries for " + std::to_string(layers) + " layers");
   }
   auto window = read_window(text);
   if (!window) return fail(window.error());
@@ -265,22 +301,25 @@ Result<std::vector<std::uint32_t>> read_sliding_layers(const Model& model, std::
 Result<void> check_list_length(const Model& model, std::string_view field, std::uint32_t layers) {
   const json* list = model.text.find(field);
   if (list == nullptr || list->size() == layers) return {};
-  return model.text.refuse(ErrorCode::mismatch, model.text.name_of(field) + " has " + std::to_string(list->size()) + " entries for " + std::to_string(layers) + " layers");
+  return model.text.refuse(ErrorCode::mismatch,
+                           model.text.name_of(field) + " has " + std::to_string(list->size()) + " entries for " + std::to_string(layers) + " layers");
 }
 
 /// Fields of latent attention without the latent's width, and widths of V or Q that are not that of K: the file is not plain attention after all.
 Result<void> check_plain(const Model& model, std::uint32_t head_dim) {
   const Object& text = model.text;
   for (const std::string_view field : {"qk_rope_head_dim", "qk_nope_head_dim", "q_lora_rank"}) {
-    if (text.telling(field) != nullptr) return text.missing("kv_lora_rank", text.shown(field) + " belongs to MLA, which cannot be laid out without it");
+    if (text.telling(field) != nullptr)
+      return text.missing("kv_lora_rank", text.shown(field) + " belongs to MLA, which cannot be laid out without it");
   }
   for (const std::string_view field : {"v_head_dim", "qk_head_dim"}) {
     if (text.telling(field) == nullptr) continue;
     auto width = text.count(field, {1, kWidthMax});
     if (!width) return fail(width.error());
     if (**width != head_dim) {
-      return text.refuse(ErrorCode::unsupported, "kind attention + K and V of different width is not laid out yet (" + text.shown(field) + " beside a head width of " +
-                                                     std::to_string(head_dim) + "); kinds known: " + std::string(config::kKindsKnown));
+      return text.refuse(ErrorCode::unsupported, "kind attention + K and V of different width is not laid out yet (" + text.shown(field) +
+                                                     " beside a head width of " + std::to_string(head_dim) +
+                                                     "); kinds known: " + std::string(config::kKindsKnown));
     }
   }
   return {};
@@ -302,10 +341,11 @@ Result<void> read_attention(const Model& model, ModelDescription& ret) {
   auto sliding = read_sliding_layers(model, ret.layers);
   if (!sliding) return fail(sliding.error());
   if (!sliding->empty() && sliding->size() < ret.layers && !is_type(model, kOnePoolMixtures)) {
-    return model.text.refuse(ErrorCode::unsupported, "kind attention + sliding window is not laid out for " + model.text.shown("model_type") + " (" +
-                                                         std::to_string(sliding->size()) + " of " + std::to_string(ret.layers) + " layers slide, " +
-                                                         model.text.shown("sliding_window") + "): it is not known whether they share the one pool; kinds known: " +
-                                                         std::string(config::kKindsKnown));
+    return model.text.refuse(ErrorCode::unsupported,
+                             "kind attention + sliding window is not laid out for " + model.text.shown("model_type") + " (" +
+                                 std::to_string(sliding->size()) + " of " + std::to_string(ret.layers) + " layers slide, " +
+                                 model.text.shown("sliding_window") +
+                                 "): it is not known whether they share the one pool; kinds known: " + std::string(config::kKindsKnown));
   }
   ret.kind = ModelKind::attention;
   ret.kind_text = *kv_heads == *heads ? "MHA" : *kv_heads == 1 ? "MQA" : "GQA";
@@ -339,7 +379,8 @@ Result<void> read_mla(const Model& model, ModelDescription& ret) {
   auto types = text.texts("layer_types");
   if (!types) return fail(types.error());
   if (*window != 0 || std::find(types->begin(), types->end(), "sliding_attention") != types->end()) {
-    return text.refuse(ErrorCode::unsupported, "kind MLA + sliding window is not laid out yet (" + text.shown(*window != 0 ? "sliding_window" : "layer_types") +
+    return text.refuse(ErrorCode::unsupported, "kind MLA + sliding window is not laid out yet (" +
+                                                   text.shown(*window != 0 ? "sliding_window" : "layer_types") +
                                                    "); kinds known: " + std::string(config::kKindsKnown));
   }
   auto rank = required(text, "kv_lora_rank", {1, kWidthMax}, "the width of the latent is not known");
@@ -360,17 +401,19 @@ Result<std::vector<std::uint32_t>> read_ratios(const Model& model, std::uint32_t
   const json* list = text.find("compress_ratios");
   if (!list->is_array()) return text.refuse(ErrorCode::invalid_argument, text.shown("compress_ratios") + " is not a list");
   if (list->size() < layers || list->size() > kLayersMax) {
-    return text.refuse(ErrorCode::mismatch, text.name_of("compress_ratios") + " has " + std::to_string(list->size()) + " entries for " + std::to_string(layers) +
-                                                " layers; at least one per layer, at most " + std::to_string(kLayersMax));
+    return text.refuse(ErrorCode::mismatch, text.name_of("compress_ratios") + " has " + std::to_string(list->size()) + " entries for " +
+                                                std::to_string(layers) + " layers; at least one per layer, at most " + std::to_string(kLayersMax));
   }
   std::vector<std::uint32_t> ratios;
   for (std::size_t i = 0; i < list->size(); ++i) {
     const json& ratio = (*list)[i];
     if (ratio != json(0u) && ratio != json(4u) && ratio != json(128u)) {
-      return text.refuse(ErrorCode::unsupported, text.name_of("compress_ratios") + "[" + std::to_string(i) + "] " + show(ratio) + " is an unknown ratio; known: 0, 4, 128");
+      return text.refuse(ErrorCode::unsupported,
+                         text.name_of("compress_ratios") + "[" + std::to_string(i) + "] " + show(ratio) + " is an unknown ratio; known: 0, 4, 128");
     }
     if (!ratio.is_number_integer()) {
-      return text.refuse(ErrorCode::invalid_argument, text.name_of("compress_ratios") + "[" + std::to_string(i) + "] " + show(ratio) + " is not an integer");
+      return text.refuse(ErrorCode::invalid_argument,
+                         text.name_of("compress_ratios") + "[" + std::to_string(i) + "] " + show(ratio) + " is not an integer");
     }
     ratios.push_back(ratio.get<std::uint32_t>());
   }
@@ -384,8 +427,8 @@ Result<void> check_layer_types(const Model& model, const std::vector<std::uint32
   for (std::size_t i = 0; i < types->size() && i < ratios.size(); ++i) {
     const std::uint32_t said = (*types)[i] == "compressed_sparse_attention" ? 4 : (*types)[i] == "heavily_compressed_attention" ? 128 : 0;
     if (said != ratios[i]) {
-      return model.text.refuse(ErrorCode::mismatch, model.text.name_of("layer_types") + "[" + std::to_string(i) + "] " + show_text((*types)[i]) + " and compress_ratios[" +
-                                                        std::to_string(i) + "] " + std::to_string(ratios[i]) + " differ");
+      return model.text.refuse(ErrorCode::mismatch, model.text.name_of("layer_types") + "[" + std::to_string(i) + "] " + show_text((*types)[i]) +
+                                                        " and compress_ratios[" + std::to_string(i) + "] " + std::to_string(ratios[i]) + " differ");
     }
   }
   return {};
@@ -400,8 +443,9 @@ Result<void> check_shared_row(const Object& text, const ModelDescription& model)
     auto value = text.count(check.field, {0, kWidthMax});
     if (!value) return fail(value.error());
     if (*value && **value != check.expected) {
-      return text.refuse(ErrorCode::unsupported, text.shown(check.field) + ": the one shared row of compressed MLA with head_dim " + std::to_string(model.head_dim) +
-                                                     " and qk_rope_head_dim " + std::to_string(model.rope_head_dim) + " has " + std::to_string(check.expected));
+      return text.refuse(ErrorCode::unsupported, text.shown(check.field) + ": the one shared row of compressed MLA with head_dim " +
+                                                     std::to_string(model.head_dim) + " and qk_rope_head_dim " + std::to_string(model.rope_head_dim) +
+                                                     " has " + std::to_string(check.expected));
     }
   }
   return {};
@@ -449,7 +493,8 @@ Result<void> check_outer_counts(const Model& model) {
 
 bool is_deepseek_v4(const Model& model) {
   const std::vector<std::string> names = config::architectures_of(model);
-  return is_type(model, kCompressedTypes) || std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("DeepseekV4"); });
+  return is_type(model, kCompressedTypes) ||
+         std::any_of(names.begin(), names.end(), [](const std::string& name) { return name.starts_with("DeepseekV4"); });
 }
 
 Result<ModelDescription> read_model(const Model& model) {

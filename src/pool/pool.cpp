@@ -83,7 +83,8 @@ Result<T> value_of(std::string_view word, const Name<T> (&names)[N], std::string
   const auto* found = std::find_if(std::begin(names), std::end(names), [&](const Name<T>& name) { return name.word == word; });
   if (found != std::end(names)) return found->value;
   constexpr std::size_t kShownBytesMax = 64;
-  std::string text = "unknown " + std::string(what) + " \"" + std::string(word.substr(0, kShownBytesMax)) + (word.size() > kShownBytesMax ? "..." : "") + "\"; known: ";
+  std::string text = "unknown " + std::string(what) + " \"" + std::string(word.substr(0, kShownBytesMax)) +
+                     (word.size() > kShownBytesMax ? "..." : "") + "\"; known: ";
   bool first = true;
   for (const Name<T>& name : names) {
     text += (first ? "" : ", ") + std::string(name.word);
@@ -92,8 +93,7 @@ Result<T> value_of(std::string_view word, const Name<T> (&names)[N], std::string
   return fail(ErrorCode::invalid_argument, std::move(text));
 }
 
-std::string text_of(std::uint64_t value) { return std::to_string(value); }
-std::string range_of(Stage stage) { return "[" + text_of(stage.first) + ", " + text_of(stage.end) + ")"; }
+std::string range_of(Stage stage) { return "[" + std::to_string(stage.first) + ", " + std::to_string(stage.end) + ")"; }
 
 bool is_paged(IndexSpace space) { return space == IndexSpace::pages || space == IndexSpace::window_pages; }
 
@@ -102,19 +102,22 @@ bool is_paged(IndexSpace space) { return space == IndexSpace::pages || space == 
 Unexpected broken(const Pool& pool, ErrorCode code, const std::string& text) {
   return fail(code, "pool " + (pool.model.empty() ? std::string("(unnamed)") : pool.model) + ": " + text);
 }
-Unexpected broken(const Pool& pool, const Entry& entry, ErrorCode code, const std::string& text) { return broken(pool, code, describe(entry) + ": " + text); }
+Unexpected broken(const Pool& pool, const Entry& entry, ErrorCode code, const std::string& text) {
+  return broken(pool, code, describe(entry) + ": " + text);
+}
 
 Result<void> validate_places(const Pool& pool) {
   if (pool.layers_total == 0) return broken(pool, ErrorCode::invalid_argument, "layers_total is 0");
   if (pool.stage.first >= pool.stage.end || pool.stage.end > pool.layers_total) {
-    return broken(pool, ErrorCode::out_of_range, "stage " + range_of(pool.stage) + " is not a range of the model's " + text_of(pool.layers_total) + " layers");
+    return broken(pool, ErrorCode::out_of_range,
+                  "stage " + range_of(pool.stage) + " is not a range of the model's " + std::to_string(pool.layers_total) + " layers");
   }
   const Rank& rank = pool.rank;
   if (rank.tp_size == 0 || rank.tp_rank >= rank.tp_size) {
-    return broken(pool, ErrorCode::out_of_range, "tp rank " + text_of(rank.tp_rank) + " of tp size " + text_of(rank.tp_size));
+    return broken(pool, ErrorCode::out_of_range, "tp rank " + std::to_string(rank.tp_rank) + " of tp size " + std::to_string(rank.tp_size));
   }
   if (rank.pp_size == 0 || rank.pp_rank >= rank.pp_size) {
-    return broken(pool, ErrorCode::out_of_range, "pp rank " + text_of(rank.pp_rank) + " of pp size " + text_of(rank.pp_size));
+    return broken(pool, ErrorCode::out_of_range, "pp rank " + std::to_string(rank.pp_rank) + " of pp size " + std::to_string(rank.pp_size));
   }
   return {};
 }
@@ -122,36 +125,41 @@ Result<void> validate_places(const Pool& pool) {
 Result<void> validate_facts(const Pool& pool) {
   for (const std::string* text : {&pool.model, &pool.kind, &pool.variant}) {
     if (text->size() > kTextBytesMax) {
-      return broken(pool, ErrorCode::limit, "a text of " + text_of(text->size()) + " bytes (model, kind or variant); at most " + text_of(kTextBytesMax));
+      return broken(pool, ErrorCode::limit,
+                    "a text of " + std::to_string(text->size()) + " bytes (model, kind or variant); at most " + std::to_string(kTextBytesMax));
     }
   }
   if (pool.page_size == 0) return broken(pool, ErrorCode::invalid_argument, "page_size is 0");
   if (pool.ring_stride > kRingRowsMax) {
-    return broken(pool, ErrorCode::limit, "ring_stride " + text_of(pool.ring_stride) + " is more than " + text_of(kRingRowsMax) + " rows per request");
+    return broken(pool, ErrorCode::limit,
+                  "ring_stride " + std::to_string(pool.ring_stride) + " is more than " + std::to_string(kRingRowsMax) + " rows per request");
   }
   if (pool.ring_stride != 0 && pool.window_tokens > pool.ring_stride) {
-    return broken(pool, ErrorCode::invalid_argument, "window_tokens " + text_of(pool.window_tokens) + " does not fit ring_stride " + text_of(pool.ring_stride));
+    return broken(pool, ErrorCode::invalid_argument,
+                  "window_tokens " + std::to_string(pool.window_tokens) + " does not fit ring_stride " + std::to_string(pool.ring_stride));
   }
   if (pool.c128_ring_size % 128 != 0) {
-    return broken(pool, ErrorCode::invalid_argument, "c128_ring_size " + text_of(pool.c128_ring_size) + " is no multiple of 128");
+    return broken(pool, ErrorCode::invalid_argument, "c128_ring_size " + std::to_string(pool.c128_ring_size) + " is no multiple of 128");
   }
   if (pool.c128_online && pool.c128_ring_size != 0) {
-    return broken(pool, ErrorCode::invalid_argument, "c128_online with a c128_ring_size of " + text_of(pool.c128_ring_size));
+    return broken(pool, ErrorCode::invalid_argument, "c128_online with a c128_ring_size of " + std::to_string(pool.c128_ring_size));
   }
   const auto& ratios = pool.compression_ratios;
   if (!ratios.empty() && ratios.size() != pool.layers_total) {
-    return broken(pool, ErrorCode::mismatch, text_of(ratios.size()) + " compression ratios for " + text_of(pool.layers_total) + " layers");
+    return broken(pool, ErrorCode::mismatch, std::to_string(ratios.size()) + " compression ratios for " + std::to_string(pool.layers_total) + " layers");
   }
   for (std::size_t layer = 0; layer < ratios.size(); ++layer) {
     if (ratios[layer] != 0 && ratios[layer] != 4 && ratios[layer] != 128) {
-      return broken(pool, ErrorCode::unsupported, "unknown compression ratio " + text_of(ratios[layer]) + " of layer " + text_of(layer) + "; known: 0, 4, 128");
+      return broken(pool, ErrorCode::unsupported,
+                    "unknown compression ratio " + std::to_string(ratios[layer]) + " of layer " + std::to_string(layer) + "; known: 0, 4, 128");
     }
   }
   for (std::size_t i = 0; i < pool.sliding_layers.size(); ++i) {
     const bool ascends = i == 0 || pool.sliding_layers[i - 1] < pool.sliding_layers[i];
     if (!ascends || pool.sliding_layers[i] >= pool.layers_total) {
-      return broken(pool, ErrorCode::invalid_argument, "sliding layer " + text_of(pool.sliding_layers[i]) + " at place " + text_of(i) + " is doubled, out of order or beyond the " +
-                                                           text_of(pool.layers_total) + " layers");
+      return broken(pool, ErrorCode::invalid_argument,
+                    "sliding layer " + std::to_string(pool.sliding_layers[i]) + " at place " + std::to_string(i) + " is doubled, out of order or beyond the " +
+                        std::to_string(pool.layers_total) + " layers");
     }
   }
   return {};
@@ -161,22 +169,24 @@ Result<void> validate_sizes(const Pool& pool, const Entry& entry) {
   const struct {
     std::string_view name;
     std::uint64_t value;
-  } kSizes[] = {{"item length", entry.item_length_bytes}, {"pitch", entry.pitch_bytes}, {"index count", entry.index_count}, {"page size", entry.page_size}};
+  } kSizes[] = {
+      {"item length", entry.item_length_bytes}, {"pitch", entry.pitch_bytes}, {"index count", entry.index_count}, {"page size", entry.page_size}};
   for (const auto& size : kSizes) {
     if (size.value == 0) return broken(pool, entry, ErrorCode::invalid_argument, std::string(size.name) + " is 0");
   }
   if (entry.pitch_bytes < entry.item_length_bytes) {
     return broken(pool, entry, ErrorCode::invalid_argument,
-                  "pitch " + text_of(entry.pitch_bytes) + " is less than item length " + text_of(entry.item_length_bytes));
+                  "pitch " + std::to_string(entry.pitch_bytes) + " is less than item length " + std::to_string(entry.item_length_bytes));
   }
   if (!is_paged(entry.space) && entry.page_size != 1) {
     return broken(pool, entry, ErrorCode::invalid_argument,
-                  "page size " + text_of(entry.page_size) + " in space " + std::string(to_string(entry.space)) + ", which has no pages of tokens");
+                  "page size " + std::to_string(entry.page_size) + " in space " + std::string(to_string(entry.space)) + ", which has no pages of tokens");
   }
   auto bytes = span_bytes(entry);
   if (!bytes) return broken(pool, ErrorCode::out_of_range, bytes.error().text);
   if (std::uint64_t end = 0; !checked_add(entry.base_address, *bytes, end)) {
-    return broken(pool, entry, ErrorCode::out_of_range, "base address " + text_of(entry.base_address) + " and " + text_of(*bytes) + " bytes pass 64 bits");
+    return broken(pool, entry, ErrorCode::out_of_range,
+                  "base address " + std::to_string(entry.base_address) + " and " + std::to_string(*bytes) + " bytes pass 64 bits");
   }
   return {};
 }
@@ -186,13 +196,13 @@ Result<void> validate_heads(const Pool& pool, const Entry& entry) {
   const HeadRange& heads = *entry.heads;
   if (heads.head_count == 0 || heads.bytes_per_head_token == 0) {
     return broken(pool, entry, ErrorCode::invalid_argument,
-                  text_of(heads.head_count) + " heads of " + text_of(heads.bytes_per_head_token) + " bytes per token");
+                  std::to_string(heads.head_count) + " heads of " + std::to_string(heads.bytes_per_head_token) + " bytes per token");
   }
   std::uint64_t bytes = 0;
   if (!checked_multiply(std::uint64_t{heads.head_count} * heads.bytes_per_head_token, entry.page_size, bytes) || bytes != entry.item_length_bytes) {
     return broken(pool, entry, ErrorCode::mismatch,
-                  "item length " + text_of(entry.item_length_bytes) + " is not that of " + text_of(heads.head_count) + " heads of " + text_of(heads.bytes_per_head_token) +
-                      " bytes and " + text_of(entry.page_size) + " tokens");
+                  "item length " + std::to_string(entry.item_length_bytes) + " is not that of " + std::to_string(heads.head_count) + " heads of " +
+                      std::to_string(heads.bytes_per_head_token) + " bytes and " + std::to_string(entry.page_size) + " tokens");
   }
   return {};
 }
@@ -200,11 +210,12 @@ Result<void> validate_heads(const Pool& pool, const Entry& entry) {
 Result<void> validate_layer(const Pool& pool, const Entry& entry) {
   if (entry.component.draft) {
     if (entry.layer >= pool.draft_layers) {
-      return broken(pool, entry, ErrorCode::out_of_range, "the model has " + text_of(pool.draft_layers) + " draft layers");
+      return broken(pool, entry, ErrorCode::out_of_range, "the model has " + std::to_string(pool.draft_layers) + " draft layers");
     }
     if (pool.stage.end != pool.layers_total) {
-      return broken(pool, entry, ErrorCode::invalid_argument,
-                    "draft layers belong to the last stage, and stage " + range_of(pool.stage) + " of " + text_of(pool.layers_total) + " layers is not it");
+      return broken(
+          pool, entry, ErrorCode::invalid_argument,
+          "draft layers belong to the last stage, and stage " + range_of(pool.stage) + " of " + std::to_string(pool.layers_total) + " layers is not it");
     }
     return {};
   }
@@ -219,8 +230,8 @@ Key key_of(const Entry& entry) { return {entry.component, entry.role, entry.laye
 
 bool counts_per_token(const Entry& entry) {
   const ComponentKind kind = entry.component.kind;
-  return entry.space == IndexSpace::pages &&
-         (kind == ComponentKind::kv || kind == ComponentKind::dsa || kind == ComponentKind::minimax_index_k || kind == ComponentKind::minimax_dense_kv);
+  return entry.space == IndexSpace::pages && (kind == ComponentKind::kv || kind == ComponentKind::dsa || kind == ComponentKind::minimax_index_k ||
+                                              kind == ComponentKind::minimax_dense_kv);
 }
 
 /// Item lengths are summed per page size first, so that the figure is exact: the quotient is taken once.
@@ -294,14 +305,15 @@ std::uint32_t dtype_bytes(DType dtype) noexcept {
 }
 
 std::string describe(const Entry& entry) {
-  return to_string(entry.component) + " " + std::string(to_string(entry.role)) + " layer " + text_of(entry.layer);
+  return to_string(entry.component) + " " + std::string(to_string(entry.role)) + " layer " + std::to_string(entry.layer);
 }
 
 Result<std::uint64_t> span_bytes(const Entry& entry) {
   if (entry.index_count == 0) return 0;
   std::uint64_t bytes = 0;
   if (!checked_multiply(entry.index_count - 1, entry.pitch_bytes, bytes) || !checked_add(bytes, entry.item_length_bytes, bytes)) {
-    return fail(ErrorCode::out_of_range, describe(entry) + ": " + text_of(entry.index_count) + " indices of pitch " + text_of(entry.pitch_bytes) + " pass 64 bits");
+    return fail(ErrorCode::out_of_range,
+                describe(entry) + ": " + std::to_string(entry.index_count) + " indices of pitch " + std::to_string(entry.pitch_bytes) + " pass 64 bits");
   }
   return bytes;
 }
@@ -317,13 +329,15 @@ Result<void> validate(const Pool& pool) {
     if (auto heads = validate_heads(pool, entry); !heads) return heads;
     if (auto layer = validate_layer(pool, entry); !layer) return layer;
     if (const auto [other, added] = seen.try_emplace(key_of(entry), i); !added) {
-      return broken(pool, entry, ErrorCode::exists, "entries " + text_of(other->second) + " and " + text_of(i) + " have the same component, role and layer");
+      return broken(pool, entry, ErrorCode::exists,
+                    "entries " + std::to_string(other->second) + " and " + std::to_string(i) + " have the same component, role and layer");
     }
     const Entry*& first = first_of_space.at(static_cast<std::size_t>(entry.space));
     if (first == nullptr) first = &entry;
     if (first->index_count != entry.index_count) {
-      return broken(pool, entry, ErrorCode::mismatch, text_of(entry.index_count) + " " + std::string(to_string(entry.space)) + ", and " + describe(*first) + " has " +
-                                                          text_of(first->index_count));
+      return broken(pool, entry, ErrorCode::mismatch,
+                    std::to_string(entry.index_count) + " " + std::string(to_string(entry.space)) + ", and " + describe(*first) + " has " +
+                        std::to_string(first->index_count));
     }
   }
   return {};
@@ -334,8 +348,8 @@ std::uint64_t ratios_digest(const std::vector<std::uint32_t>& ratios) noexcept {
   // Each ratio is hashed with the digest so far as the seed, so the order counts.
   std::uint64_t digest = ratios.size();
   for (const std::uint32_t ratio : ratios) {
-    const unsigned char bytes[4] = {static_cast<unsigned char>(ratio), static_cast<unsigned char>(ratio >> 8), static_cast<unsigned char>(ratio >> 16),
-                                    static_cast<unsigned char>(ratio >> 24)};
+    const unsigned char bytes[4] = {static_cast<unsigned char>(ratio), static_cast<unsigned char>(ratio >> 8),
+                                    static_cast<unsigned char>(ratio >> 16), static_cast<unsigned char>(ratio >> 24)};
     digest = XXH64(bytes, sizeof bytes, digest);
   }
   return digest == 0 ? 1 : digest;  // 0 says that there is no list
@@ -348,7 +362,8 @@ std::uint64_t layout_digest(const Pool& pool) {
        {std::uint64_t{pool.layers_total}, std::uint64_t{pool.draft_layers}, std::uint64_t{pool.stage.first}, std::uint64_t{pool.stage.end},
         std::uint64_t{pool.rank.tp_size}, std::uint64_t{pool.rank.tp_rank}, std::uint64_t{pool.rank.pp_size}, std::uint64_t{pool.rank.pp_rank},
         std::uint64_t{pool.page_size}, std::uint64_t{pool.window_tokens}, std::uint64_t{pool.ring_stride}, std::uint64_t{pool.c128_ring_size},
-        std::uint64_t{pool.c128_online}, ratios_digest(pool.compression_ratios), std::uint64_t{pool.compression_ratios.size()}, std::uint64_t{pool.entries.size()}}) {
+        std::uint64_t{pool.c128_online}, ratios_digest(pool.compression_ratios), std::uint64_t{pool.compression_ratios.size()},
+        std::uint64_t{pool.entries.size()}}) {
     digest.add(fact);
   }
   std::vector<const Entry*> sorted;

@@ -10,8 +10,9 @@
 //     ]
 //   }
 //
-// The same text goes over the wire, so the reader trusts nothing: sizes and depth are bounded before anything is built, every key is known or refused with
-// its path, every number is an unsigned integer within its field, and the pool that comes out is validated. docs/pool-file.md describes each key.
+// The same text goes over the wire, so the reader trusts nothing: sizes and depth are bounded before anything is built, every key is known or refused
+// with its path, every number is an unsigned integer within its field, and the pool that comes out is validated. docs/pool-file.md describes each
+// key.
 
 #include "kvferry/pool_file.h"
 
@@ -52,7 +53,9 @@ ordered_json json_of(const Entry& entry) {
                          {"item_length_bytes", entry.item_length_bytes},
                          {"index_count", entry.index_count}};
   if (entry.heads) {
-    object["heads"] = {{"head_count", entry.heads->head_count}, {"first_head", entry.heads->first_head}, {"bytes_per_head_token", entry.heads->bytes_per_head_token}};
+    object["heads"] = {{"head_count", entry.heads->head_count},
+                       {"first_head", entry.heads->first_head},
+                       {"bytes_per_head_token", entry.heads->bytes_per_head_token}};
   }
   return object;
 }
@@ -86,7 +89,9 @@ struct Node {
   std::string path;
 
   [[nodiscard]] Unexpected refuse(ErrorCode code, const std::string& text) const { return fail(code, "pool file: " + path + ": " + text); }
-  [[nodiscard]] Unexpected expected(const std::string& what) const { return refuse(ErrorCode::invalid_argument, "expected " + what + ", found " + show(value)); }
+  [[nodiscard]] Unexpected expected(const std::string& what) const {
+    return refuse(ErrorCode::invalid_argument, "expected " + what + ", found " + show(value));
+  }
   [[nodiscard]] Node member(const std::string& key) const { return {value.at(key), path.empty() ? key : path + "." + key}; }
   [[nodiscard]] Node element(std::size_t i) const { return {value.at(i), path + "[" + std::to_string(i) + "]"}; }
 };
@@ -100,7 +105,8 @@ Result<void> check_keys(const Node& node, std::initializer_list<std::string_view
     }
   }
   for (const auto& member : node.value.items()) {
-    const bool known = std::any_of(keys.begin(), keys.end(), [&](std::string_view key) { return (key.starts_with('?') ? key.substr(1) : key) == member.key(); });
+    const bool known =
+        std::any_of(keys.begin(), keys.end(), [&](std::string_view key) { return (key.starts_with('?') ? key.substr(1) : key) == member.key(); });
     if (!known) return node.refuse(ErrorCode::invalid_argument, "unknown key " + strict_json::show_text(member.key()));
   }
   return {};
@@ -109,7 +115,8 @@ Result<void> check_keys(const Node& node, std::initializer_list<std::string_view
 template <class T>
 Result<void> read_number(const Node& node, T& ret) {
   constexpr std::uint64_t kMax = std::numeric_limits<T>::max();
-  if (!node.value.is_number_unsigned() || node.value.get<std::uint64_t>() > kMax) return node.expected("an unsigned integer up to " + std::to_string(kMax));
+  if (!node.value.is_number_unsigned() || node.value.get<std::uint64_t>() > kMax)
+    return node.expected("an unsigned integer up to " + std::to_string(kMax));
   ret = static_cast<T>(node.value.get<std::uint64_t>());
   return {};
 }
@@ -138,7 +145,8 @@ Result<void> read_word(const Node& node, Result<T> (*parse)(std::string_view), T
 
 Result<void> check_list(const Node& node, std::size_t count_max) {
   if (!node.value.is_array()) return node.expected("a list");
-  if (node.value.size() > count_max) return node.refuse(ErrorCode::limit, std::to_string(node.value.size()) + " elements, at most " + std::to_string(count_max));
+  if (node.value.size() > count_max)
+    return node.refuse(ErrorCode::limit, std::to_string(node.value.size()) + " elements, at most " + std::to_string(count_max));
   return {};
 }
 
@@ -163,20 +171,26 @@ Result<void> read_entry(const Node& node, Entry& ret) {
   const auto number = [&](const char* key, auto& field) { return [&node, key, &field] { return read_number(node.member(key), field); }; };
   auto read = all_of(
       [&] {
-        return check_keys(node, {"component", "role", "layer", "index_space", "dtype", "memory", "page_size", "base_address", "pitch_bytes", "item_length_bytes",
-                                 "index_count", "?heads"});
+        return check_keys(node, {"component", "role", "layer", "index_space", "dtype", "memory", "page_size", "base_address", "pitch_bytes",
+                                 "item_length_bytes", "index_count", "?heads"});
       },
-      [&] { return read_word(node.member("component"), &parse_component, ret.component); }, [&] { return read_word(node.member("role"), &parse_role, ret.role); },
-      number("layer", ret.layer), [&] { return read_word(node.member("index_space"), &parse_index_space, ret.space); },
-      [&] { return read_word(node.member("dtype"), &parse_dtype, ret.dtype); }, [&] { return read_word(node.member("memory"), &parse_memory_kind, ret.memory); },
-      number("page_size", ret.page_size), number("base_address", ret.base_address), number("pitch_bytes", ret.pitch_bytes),
-      number("item_length_bytes", ret.item_length_bytes), number("index_count", ret.index_count));
+      [&] { return read_word(node.member("component"), &parse_component, ret.component); },
+      [&] { return read_word(node.member("role"), &parse_role, ret.role); }, number("layer", ret.layer),
+      [&] { return read_word(node.member("index_space"), &parse_index_space, ret.space); },
+      [&] { return read_word(node.member("dtype"), &parse_dtype, ret.dtype); },
+      [&] { return read_word(node.member("memory"), &parse_memory_kind, ret.memory); }, number("page_size", ret.page_size),
+      number("base_address", ret.base_address), number("pitch_bytes", ret.pitch_bytes), number("item_length_bytes", ret.item_length_bytes),
+      number("index_count", ret.index_count));
   if (!read || !node.value.contains("heads")) return read;
   const Node heads = node.member("heads");
   HeadRange range;
-  read = all_of([&] { return check_keys(heads, {"head_count", "first_head", "bytes_per_head_token"}); },
-                [&] { return read_number(heads.member("head_count"), range.head_count); }, [&] { return read_number(heads.member("first_head"), range.first_head); },
-                [&] { return read_number(heads.member("bytes_per_head_token"), range.bytes_per_head_token); });
+  read = all_of(
+      [&] {
+        return check_keys(heads, {"head_count", "first_head", "bytes_per_head_token"});
+      },
+      [&] { return read_number(heads.member("head_count"), range.head_count); },
+      [&] { return read_number(heads.member("first_head"), range.first_head); },
+      [&] { return read_number(heads.member("bytes_per_head_token"), range.bytes_per_head_token); });
   ret.heads = range;
   return read;
 }
@@ -192,10 +206,16 @@ Result<void> read_entries(const Node& node, std::vector<Entry>& ret) {
 
 Result<void> read_places(const Node& root, Pool& ret) {
   const Node stage = root.member("stage"), rank = root.member("rank");
-  return all_of([&] { return check_keys(stage, {"first", "end"}); }, [&] { return read_number(stage.member("first"), ret.stage.first); },
-                [&] { return read_number(stage.member("end"), ret.stage.end); }, [&] { return check_keys(rank, {"tp_size", "tp_rank", "pp_size", "pp_rank"}); },
-                [&] { return read_number(rank.member("tp_size"), ret.rank.tp_size); }, [&] { return read_number(rank.member("tp_rank"), ret.rank.tp_rank); },
-                [&] { return read_number(rank.member("pp_size"), ret.rank.pp_size); }, [&] { return read_number(rank.member("pp_rank"), ret.rank.pp_rank); });
+  return all_of(
+      [&] {
+        return check_keys(stage, {"first", "end"});
+      },
+      [&] { return read_number(stage.member("first"), ret.stage.first); }, [&] { return read_number(stage.member("end"), ret.stage.end); },
+      [&] {
+        return check_keys(rank, {"tp_size", "tp_rank", "pp_size", "pp_rank"});
+      },
+      [&] { return read_number(rank.member("tp_size"), ret.rank.tp_size); }, [&] { return read_number(rank.member("tp_rank"), ret.rank.tp_rank); },
+      [&] { return read_number(rank.member("pp_size"), ret.rank.pp_size); }, [&] { return read_number(rank.member("pp_rank"), ret.rank.pp_rank); });
 }
 
 /// Before the keys: a file of another schema or version would fail on its keys with a text that helps nobody.
@@ -203,7 +223,8 @@ Result<void> check_version(const json& root) {
   if (!root.is_object()) return fail(ErrorCode::invalid_argument, "pool file: expected an object, found " + show(root));
   const auto schema = root.find("schema");
   if (schema == root.end() || *schema != json(kSchema)) {
-    return fail(ErrorCode::invalid_argument, "pool file: schema: expected \"" + std::string(kSchema) + "\", found " + (schema == root.end() ? "nothing" : show(*schema)));
+    return fail(ErrorCode::invalid_argument,
+                "pool file: schema: expected \"" + std::string(kSchema) + "\", found " + (schema == root.end() ? "nothing" : show(*schema)));
   }
   const auto version = root.find("version");
   if (version == root.end() || !version->is_number_unsigned() || *version != json(kPoolFileVersion)) {
@@ -221,15 +242,18 @@ Result<Pool> read_pool(const json& value) {
   const auto read = all_of(
       [&] {
         const Node shown{value, "top level"};
-        return check_keys(shown, {"schema", "version", "model", "kind", "variant", "layers_total", "draft_layers", "stage", "rank", "page_size", "window_tokens",
-                                  "ring_stride", "c128_ring_size", "c128_online", "compression_ratios", "sliding_layers", "entries"});
+        return check_keys(
+            shown, {"schema", "version", "model", "kind", "variant", "layers_total", "draft_layers", "stage", "rank", "page_size", "window_tokens",
+                    "ring_stride", "c128_ring_size", "c128_online", "compression_ratios", "sliding_layers", "entries"});
       },
       [&] { return read_text(root.member("model"), pool.model); }, [&] { return read_text(root.member("kind"), pool.kind); },
-      [&] { return read_text(root.member("variant"), pool.variant); }, number("layers_total", pool.layers_total), number("draft_layers", pool.draft_layers),
-      [&] { return read_places(root, pool); }, number("page_size", pool.page_size), number("window_tokens", pool.window_tokens), number("ring_stride", pool.ring_stride),
-      number("c128_ring_size", pool.c128_ring_size), [&] { return read_flag(root.member("c128_online"), pool.c128_online); },
+      [&] { return read_text(root.member("variant"), pool.variant); }, number("layers_total", pool.layers_total),
+      number("draft_layers", pool.draft_layers), [&] { return read_places(root, pool); }, number("page_size", pool.page_size),
+      number("window_tokens", pool.window_tokens), number("ring_stride", pool.ring_stride), number("c128_ring_size", pool.c128_ring_size),
+      [&] { return read_flag(root.member("c128_online"), pool.c128_online); },
       [&] { return read_numbers(root.member("compression_ratios"), pool.compression_ratios); },
-      [&] { return read_numbers(root.member("sliding_layers"), pool.sliding_layers); }, [&] { return read_entries(root.member("entries"), pool.entries); });
+      [&] { return read_numbers(root.member("sliding_layers"), pool.sliding_layers); },
+      [&] { return read_entries(root.member("entries"), pool.entries); });
   if (!read) return fail(read.error());
   if (auto valid = validate(pool); !valid) return fail(valid.error().within("pool file"));
   return pool;

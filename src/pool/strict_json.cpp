@@ -131,8 +131,10 @@ std::string without_python_constants(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const char c = text[i];
     if (in_string) {
-      if (c == '\\' && i + 1 < text.size()) plain += text[i++];
-      else if (c == '"') in_string = false;
+      if (c == '\\' && i + 1 < text.size())
+        plain += text[i++];
+      else if (c == '"')
+        in_string = false;
       plain += text[i++];
       continue;
     }

@@ -1,7 +1,8 @@
 /// strict_json.h (internal): JSON text from outside, read so that nothing in it is lost, doubled or guessed.
 ///
-/// A general JSON reader keeps the last of two equal keys and turns an integer beyond 64 bits into a rounded one. Both are silent changes of a layout, so
-/// this reader refuses doubled keys with their path, bounds depth and size before it builds anything, and leaves the type of a number to the caller.
+/// A general JSON reader keeps the last of two equal keys and turns an integer beyond 64 bits into a rounded one. Both are silent changes of a
+/// layout, so this reader refuses doubled keys with their path, bounds depth and size before it builds anything, and leaves the type of a number to
+/// the caller.
 #pragma once
 
 #include <cstddef>

@@ -269,15 +269,13 @@ TEST_CASE("when nothing loads the error names every candidate with its reason") 
 TEST_CASE("a name that could lead elsewhere is refused before anything is opened") {
   Logged logged;
   const SearchPath search(plugins_folder().string());
-  for (const std::string name : {"", "../evil", "a/b", "A", "plain.so", "pla in", std::string("pla\0in", 6).c_str(), "\xc3\xa4"}) {
-    if (name == "pla") continue;
+  for (const std::string& name : std::vector<std::string>{"", "../evil", "a/b", "A", "plain.so", "pla in", std::string("pla\0in", 6), std::string("\xc3\xa4")}) {
     INFO(name);
     const auto plugin = load_plugin(name, logged.host);
     REQUIRE_FALSE(plugin);
     CHECK(plugin.error().code == ErrorCode::invalid_argument);
   }
   CHECK(load_plugin(std::string(65, 'a'), logged.host).error().code == ErrorCode::invalid_argument);
-  CHECK(load_plugin(std::string("pla\0in", 6), logged.host).error().code == ErrorCode::invalid_argument);
   CHECK(load_plugin("plain", logged.host));
 }
 

@@ -189,7 +189,7 @@ struct Pair {
 
 int open_files();
 int threads();
-/// Calls of operator new so far, those of the plugin included.
+/// Calls of operator new of this thread so far, those of the plugin included: the program exports its own (support/counted_new.h).
 std::uint64_t allocations();
 
 }  // namespace conformance

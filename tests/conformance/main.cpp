@@ -4,33 +4,15 @@
 //   KVFERRY_CONFORMANCE_CLOCK=virtual conformance '[faults]'                       what only loopback has
 //
 // Skipped cases are listed with their reason; the last line is the count.
-#define CATCH_CONFIG_RUNNER
+#include <catch2/catch.hpp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <new>
 
 #include "harness.h"
-
-// Counted for the tests that say what is not allocated. The program exports its symbols, so that the plugin's operator new is this one.
-namespace {
-std::atomic<std::uint64_t> allocation_count{0};
-}
-#if defined(__has_feature)
-#define CONFORMANCE_HAS(feature) __has_feature(feature)
-#else
-#define CONFORMANCE_HAS(feature) 0
-#endif
-#if !CONFORMANCE_HAS(thread_sanitizer)  // clang's runtime brings its own, and two do not link
-void* operator new(std::size_t bytes) {
-  allocation_count.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-#endif
+#include "support/catch_run.h"
+#include "support/counted_new.h"
 
 namespace conformance {
 namespace {
@@ -79,7 +61,7 @@ const char* setting(const char* name) {
 const Environment& environment() { return the_environment; }
 const kvferry::Plugin& plugin() { return *the_plugin; }
 void skip(const std::string& reason) { tally.skipped[tally.running] = reason; }
-std::uint64_t allocations() { return allocation_count.load(std::memory_order_relaxed); }
+std::uint64_t allocations() { return kvferry::test::allocations_count(); }
 
 }  // namespace conformance
 
@@ -104,7 +86,7 @@ int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "--print-endpoint") == 0) return print_endpoint();
   std::printf("conformance of %s (%s), lane %s, %u rounds, seed %llu\n", the_environment.backend.c_str(), the_plugin->path.c_str(),
               the_environment.lane.c_str(), the_environment.rounds, static_cast<unsigned long long>(the_environment.seed));
-  const int result = Catch::Session().run(argc, argv);
+  const int result = kvferry::test::run_tests(argc, argv);
   for (const auto& [name, reason] : tally.skipped) std::printf("skipped: %s: %s\n", name.c_str(), reason.c_str());
   std::printf("%d passed, %d failed, %zu skipped\n", tally.passed, tally.failed, tally.skipped.size());
   return result;

@@ -393,7 +393,7 @@ def a_port_in_use_is_an_error_of_the_host(c):
 def a_job_that_does_not_fit_into_memory_is_refused_before_it_starts(c):
     c.refused(3, ["the job needs", "of memory, this host has", "fewer --tokens"], "self", "--backend=loopback",
               f"--model-config={c.models / 'Llama-3.1-405B.json'}",
-              "--tokens=100000000")
+              "--tokens=2000000")
 
 
 @case("errors")

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "counted_new.h"
+#include "support/counted_new.h"
 #include "plan_oracle.h"
 
 using namespace kvferry;

@@ -543,7 +543,7 @@ std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
 // KVFERRY_SIMULATION_SEED runs one seed, KVFERRY_SIMULATION_SEEDS that many.
 TEST_CASE("no seed of faults makes a wrong byte, a late byte, a double end or a hang") {
   const std::uint64_t only = from_environment("KVFERRY_SIMULATION_SEED", 0);
-  const std::uint64_t seeds = only != 0 ? 1 : from_environment("KVFERRY_SIMULATION_SEEDS", 250);
+  const std::uint64_t seeds = only != 0 ? 1 : from_environment("KVFERRY_SIMULATION_SEEDS", 500);
   std::uint64_t done = 0, failed = 0, virtual_ns = 0;
   for (std::uint64_t i = 0; i < seeds; ++i) {
     const std::uint64_t seed = only != 0 ? only : 1000 + i;

@@ -1,2 +1,3 @@
-#define CATCH_CONFIG_MAIN
-#include <catch2/catch.hpp>
+#include "catch_run.h"
+
+int main(int argc, char** argv) { return kvferry::test::run_tests(argc, argv); }

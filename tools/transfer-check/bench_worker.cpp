@@ -11,7 +11,6 @@
 namespace kvferry::transfer_check {
 namespace {
 
-constexpr auto kSendTimeout = std::chrono::seconds(30);
 
 PieceJob job_of(const Json& command) {
   return {command.at("piece_bytes").get<std::uint64_t>(), command.at("pool_bytes").get<std::uint64_t>(), command.at("seed").get<std::uint64_t>()};
@@ -41,7 +40,7 @@ class BenchWorker {
   }
 
  private:
-  void say(const Json& message) { (void)channel_.send(message, deadline_in(kSendTimeout)); }  // The command is gone or stuck; it ends this worker.
+  void say(const Json& message) { (void)channel_.send(message, deadline_in(kReportTimeout)); }  // The command is gone or stuck; it ends this worker.
 
   Outcome<void> open(const Json& command) {
     const auto pool_bytes = command.at("pool_bytes").get<std::uint64_t>();

@@ -38,6 +38,9 @@ inline Deadline deadline_in(std::chrono::nanoseconds time) {
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(time);
 }
 
+/// For a worker's messages to the command: when it passes, the command is gone or stuck.
+constexpr auto kReportTimeout = std::chrono::seconds(30);
+
 /// One end. Not thread-safe.
 class Channel {
  public:

@@ -10,7 +10,7 @@ namespace kvferry::transfer_check {
 namespace {
 
 constexpr auto kListenMax = std::chrono::milliseconds(200);  // A stopped worker says nothing: look at the kernel's word for it now and then.
-constexpr auto kSendTimeout = std::chrono::seconds(5);
+constexpr auto kOrderTimeout = std::chrono::seconds(5);
 constexpr auto kDismissTimeout = std::chrono::seconds(3);
 
 void take_ended(TransferState& transfer, const Json& message) {
@@ -65,7 +65,7 @@ Outcome<void> Crew::add(const WorkerConfig& config, std::size_t rank, std::size_
 }
 
 void Crew::send(Member& member, const Json& message) {
-  if (member.child->channel().is_open()) (void)member.child->channel().send(message, deadline_in(kSendTimeout));  // Its end will be heard.
+  if (member.child->channel().is_open()) (void)member.child->channel().send(message, deadline_in(kOrderTimeout));  // Its end will be heard.
 }
 
 void Crew::send_all(const Json& message) {

@@ -10,7 +10,7 @@
 namespace kvferry::transfer_check {
 namespace {
 
-constexpr std::string_view kRemedy = "write one page index per line, or a JSON list such as [7, 3, 12]";
+constexpr std::string_view kPagesRemedy = "write one page index per line, or a JSON list such as [7, 3, 12]";
 constexpr std::string_view kBlanks = " \t\r";
 
 std::string_view trim(std::string_view text) {
@@ -24,13 +24,13 @@ Outcome<PageList> parse_json_list(PageList list, std::string_view text) {
   try {
     document = nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    return wrong_option(list.option, list.path, error.what(), kRemedy);
+    return wrong_option(list.option, list.path, error.what(), kPagesRemedy);
   }
   std::uint64_t position = 0;
   for (const auto& item : document) {
     ++position;
     if (!item.is_number_unsigned()) {
-      return wrong_option(list.option, list.path, "item " + std::to_string(position) + ": " + item.dump() + " is not a page index", kRemedy);
+      return wrong_option(list.option, list.path, "item " + std::to_string(position) + ": " + item.dump() + " is not a page index", kPagesRemedy);
     }
     list.pages.push_back(item.get<std::uint64_t>());
     list.lines.push_back(position);
@@ -47,7 +47,7 @@ Outcome<PageList> parse_lines(PageList list, std::string_view text) {
     std::uint64_t page = 0;
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), page);
     if (error != std::errc() || stop != word.data() + word.size()) {
-      return wrong_option(list.option, list.path, "line " + std::to_string(line) + ": '" + std::string(word) + "' is not a page index", kRemedy);
+      return wrong_option(list.option, list.path, "line " + std::to_string(line) + ": '" + std::string(word) + "' is not a page index", kPagesRemedy);
     }
     list.pages.push_back(page);
     list.lines.push_back(line);
@@ -66,7 +66,7 @@ Outcome<PageList> parse_page_list(std::string_view option, std::string_view path
   const auto first = text.find_first_not_of(" \t\r\n");
   list.is_json = first != std::string_view::npos && text[first] == '[';
   auto parsed = list.is_json ? parse_json_list(std::move(list), text) : parse_lines(std::move(list), text);
-  if (parsed && parsed->pages.empty()) return wrong_option(option, path, "the file has no page index", kRemedy);
+  if (parsed && parsed->pages.empty()) return wrong_option(option, path, "the file has no page index", kPagesRemedy);
   return parsed;
 }
 

@@ -5,8 +5,8 @@
 namespace kvferry::transfer_check {
 namespace {
 
-/// Items of the layout: 0 .. runs - 1 are the runs of the request in its order, what follows are unused pages.
-struct Layout {
+/// Items of the arrangement: 0 .. runs - 1 are the runs of the request in its order, what follows are unused pages.
+struct Arrangement {
   std::vector<std::uint64_t> items;
   std::uint64_t runs = 0;
 
@@ -19,15 +19,15 @@ struct Layout {
 };
 
 /// Ends every touching pair that a swap can end. With a handful of items none may exist; then the two runs stay joined, which is legal.
-void separate(Layout& layout) {
-  const std::size_t count = layout.items.size();
+void separate(Arrangement& arrangement) {
+  const std::size_t count = arrangement.items.size();
   for (std::size_t position = 1; position < count; ++position) {
-    if (!layout.touches(position)) continue;
+    if (!arrangement.touches(position)) continue;
     for (std::size_t step = 1; step < count; ++step) {
       const std::size_t other = (position + step) % count;
-      std::swap(layout.items[position], layout.items[other]);
-      if (!layout.touches_around(position) && !layout.touches_around(other)) break;
-      std::swap(layout.items[position], layout.items[other]);
+      std::swap(arrangement.items[position], arrangement.items[other]);
+      if (!arrangement.touches_around(position) && !arrangement.touches_around(other)) break;
+      std::swap(arrangement.items[position], arrangement.items[other]);
     }
   }
 }
@@ -46,17 +46,17 @@ SplitMix64 source_random(std::uint64_t seed) { return SplitMix64(2 * seed + 1); 
 SplitMix64 target_random(std::uint64_t seed) { return SplitMix64(2 * seed + 2); }
 
 std::vector<std::uint64_t> random_pages(const RandomPages& wanted, SplitMix64& random) {
-  Layout layout;
-  layout.runs = (wanted.count + wanted.run_length - 1) / wanted.run_length;
+  Arrangement arrangement;
+  arrangement.runs = (wanted.count + wanted.run_length - 1) / wanted.run_length;
   const std::uint64_t unused = wanted.pool_pages - wanted.count;
-  for (std::uint64_t item = 0; item < layout.runs + unused; ++item) layout.items.push_back(item);
-  for (std::size_t i = layout.items.size(); i-- > 1;) std::swap(layout.items[i], layout.items[random.next() % (i + 1)]);
-  separate(layout);
+  for (std::uint64_t item = 0; item < arrangement.runs + unused; ++item) arrangement.items.push_back(item);
+  for (std::size_t i = arrangement.items.size(); i-- > 1;) std::swap(arrangement.items[i], arrangement.items[random.next() % (i + 1)]);
+  separate(arrangement);
 
   std::vector<std::uint64_t> pages(wanted.count);
   std::uint64_t page = 0;
-  for (const std::uint64_t item : layout.items) {
-    if (item >= layout.runs) {
+  for (const std::uint64_t item : arrangement.items) {
+    if (item >= arrangement.runs) {
       ++page;
       continue;
     }

@@ -17,7 +17,7 @@ namespace kvferry::transfer_check {
 namespace {
 
 constexpr std::string_view kOption = "--sglang-lists";
-constexpr std::string_view kRemedy = "docs/transfer-check.md, \"SGLang's lists\", has the keys";
+constexpr std::string_view kListsRemedy = "docs/transfer-check.md, \"SGLang's lists\", has the keys";
 constexpr std::uint64_t kListMax = 1u << 20;
 
 /// Reads the keys of one JSON object and remembers which were asked for, so that a misspelt one is an error.
@@ -74,7 +74,7 @@ class Keys {
     }
     return {};
   }
-  tl::unexpected<Failure> wrong(const std::string& cause) const { return wrong_option(kOption, path_, cause, kRemedy); }
+  tl::unexpected<Failure> wrong(const std::string& cause) const { return wrong_option(kOption, path_, cause, kListsRemedy); }
   const Json& object() const { return object_; }
   const std::string& path() const { return path_; }
 
@@ -125,7 +125,7 @@ Outcome<void> pair_compressed(Keys& keys, Paired& ret) {
   auto type_word = keys.word("state_type");
   if (!type_word) return tl::unexpected(type_word.error());
   auto type = sglang::parse_state_type(*type_word);
-  if (!type) return because(type.error(), std::string(kOption) + "=" + keys.path(), kRemedy, kOption);
+  if (!type) return because(type.error(), std::string(kOption) + "=" + keys.path(), kListsRemedy, kOption);
   auto ratios = keys.numbers("compression_ratios");
   if (!ratios) return tl::unexpected(ratios.error());
   auto stage = keys.numbers("stage");
@@ -231,9 +231,9 @@ Outcome<ExitStatus> run_explain_sglang_lists(const Request& request) {
   try {
     document = Json::parse(*text);
   } catch (const Json::exception& error) {
-    return wrong_option(kOption, path, error.what(), kRemedy);
+    return wrong_option(kOption, path, error.what(), kListsRemedy);
   }
-  if (!document.is_object()) return wrong_option(kOption, path, "the file is not a JSON object", kRemedy);
+  if (!document.is_object()) return wrong_option(kOption, path, "the file is not a JSON object", kListsRemedy);
   auto paired = pair_lists(document, path);
   if (!paired) return tl::unexpected(paired.error());
   auto printed = request.has("--json") ? print_document(paired_document(*paired)) : print(paired_text(*paired));

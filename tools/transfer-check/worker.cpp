@@ -22,7 +22,6 @@ namespace {
 constexpr std::uint64_t kRoom = 1;
 constexpr std::uint8_t kCorruption = 0x5a;  // Neither nothing nor all bits: it must not look like poison.
 constexpr int kProgressMs = 100;
-constexpr auto kSendTimeout = std::chrono::seconds(30);
 
 Json figures_json(const TransferFigures& figures) {
   return {{"bytes", figures.bytes},
@@ -110,7 +109,7 @@ class Worker {
 
 void Worker::say(const Json& message) {
   const std::lock_guard lock(channel_mutex_);
-  (void)channel_.send(message, deadline_in(kSendTimeout));  // The command is gone or stuck; both end this worker from outside.
+  (void)channel_.send(message, deadline_in(kReportTimeout));  // The command is gone or stuck; both end this worker from outside.
 }
 
 void Worker::say_failed(std::string_view step, const Failure& failure) { say({{"is", "failed"}, {"step", step}, {"error", error_message(failure)}}); }

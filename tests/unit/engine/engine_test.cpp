@@ -1,10 +1,9 @@
 // What a user of the engine core relies on, told as short stories on the virtual clock (support/world.h).
 #include <catch2/catch.hpp>
 
+#include "support/counted_new.h"
 #include "support/test_pools.h"
 #include "support/world.h"
-
-extern std::uint64_t allocations;  // counting_allocator.cpp
 
 namespace kvferry::test {
 namespace {
@@ -642,7 +641,7 @@ TEST_CASE("posting allocates nothing per write") {
     for (std::uint64_t k = 0; k < count; ++k) transfer.writes.push_back({pair.address(pair.source) + k * 8, pair.address(pair.target) + (k * 7 % 500) * 8, 4});
     const auto id = pair.a->engine->submit(std::move(transfer));
     REQUIRE(id.has_value());
-    const std::uint64_t before = allocations;
+    const std::uint64_t before = test::allocations_count();
     Event events[8];
     std::size_t done = 0;
     for (int step = 0; step < 100 && done == 0; ++step) {
@@ -652,7 +651,7 @@ TEST_CASE("posting allocates nothing per write") {
       done = pair.a->engine->poll(events);
     }
     REQUIRE(done != 0);
-    return allocations - before;
+    return test::allocations_count() - before;
   };
   (void)allocations_for(500);  // the first transfer sizes the peer's arrays
   const std::uint64_t few = allocations_for(2), many = allocations_for(500);

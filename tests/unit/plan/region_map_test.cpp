@@ -13,7 +13,7 @@ using namespace kvferry;
 
 namespace {
 
-constexpr std::uint64_t kMax = UINT64_MAX;
+constexpr std::uint64_t kLast = UINT64_MAX;
 
 /// The rule, said plainly: of all regions that hold the range the shortest, of those the one that begins last, of those the one added last.
 const RegionMap::Region* slow_find(const std::vector<RegionMap::Region>& in_order_of_age, std::uint64_t address, std::uint64_t length) {
@@ -86,8 +86,8 @@ TEST_CASE("a region that cannot be is refused, with its range") {
   };
   check({0, 0x1000, 64}, ErrorCode::invalid_argument, "region 0 is no region");
   check({1, 0x1000, 0}, ErrorCode::invalid_argument, "region 1 of 0 bytes at 0x1000: the length is zero");
-  check({1, kMax - 62, 65}, ErrorCode::out_of_range, "65 bytes at 0xffffffffffffffc1: the range wraps past 2^64");
-  check({1, 2, kMax}, ErrorCode::out_of_range, "wraps past 2^64");
+  check({1, kLast - 62, 65}, ErrorCode::out_of_range, "65 bytes at 0xffffffffffffffc1: the range wraps past 2^64");
+  check({1, 2, kLast}, ErrorCode::out_of_range, "wraps past 2^64");
   CHECK(map.size() == 0);
   REQUIRE(map.add({1, 0x1000, 64}));
   check({1, 0x2000, 64}, ErrorCode::exists, "already present as region 1 of 64 bytes at 0x1000");
@@ -96,16 +96,16 @@ TEST_CASE("a region that cannot be is refused, with its range") {
 
 TEST_CASE("a region may end at the top of the address space") {
   RegionMap map;
-  REQUIRE(map.add({1, kMax - 63, 64}));
-  CHECK(map.find(kMax, 1)->offset == 63);
-  CHECK(map.find(kMax - 63, 64)->offset == 0);
-  const auto wrapped = map.find(kMax, 2);
+  REQUIRE(map.add({1, kLast - 63, 64}));
+  CHECK(map.find(kLast, 1)->offset == 63);
+  CHECK(map.find(kLast - 63, 64)->offset == 0);
+  const auto wrapped = map.find(kLast, 2);
   REQUIRE_FALSE(wrapped);
   CHECK_THAT(wrapped.error().text, Catch::Contains("wraps past 2^64"));
-  REQUIRE(map.add({2, 0, kMax}));
-  CHECK(map.find(kMax - 64, 1)->region == 2);
-  CHECK(map.find(kMax - 63, 1)->region == 1);
-  CHECK(map.find(kMax, 1)->region == 1);
+  REQUIRE(map.add({2, 0, kLast}));
+  CHECK(map.find(kLast - 64, 1)->region == 2);
+  CHECK(map.find(kLast - 63, 1)->region == 1);
+  CHECK(map.find(kLast, 1)->region == 1);
 }
 
 TEST_CASE("what is not found names the range and the nearest region") {
@@ -118,7 +118,7 @@ TEST_CASE("what is not found names the range and the nearest region") {
   CHECK_THAT(text(0x2fff, 1), Catch::Equals("find 1 bytes at 0x2fff: not inside one region; nearest is region 1 of 4096 bytes at 0x1000"));
   CHECK_THAT(text(0x3001, 1), Catch::Contains("nearest is region 2"));
   CHECK_THAT(text(0x0, 16), Catch::Contains("nearest is region 1"));
-  CHECK_THAT(text(kMax, 1), Catch::Contains("nearest is region 2"));
+  CHECK_THAT(text(kLast, 1), Catch::Contains("nearest is region 2"));
   CHECK_THAT(text(0x1FF0, 0x2100), Catch::Contains("nearest is region 2"));  // both touched, more of 2
   CHECK_THAT(text(0x1F00, 0x2110), Catch::Contains("nearest is region 1"));
 }
@@ -129,7 +129,7 @@ TEST_CASE("finding agrees with looking at every region, through adding and remov
   std::mt19937_64 random(seed);
   for (int round = 0; round < 300; ++round) {
     // Small numbers make regions nest, cross, repeat and touch; some rounds lie at the top of the address space.
-    const std::uint64_t base = round % 3 == 0 ? kMax - 40 : (round % 3 == 1 ? 0 : 0x7FFF'FFFF'FFFF'FFF0);
+    const std::uint64_t base = round % 3 == 0 ? kLast - 40 : (round % 3 == 1 ? 0 : 0x7FFF'FFFF'FFFF'FFF0);
     RegionMap map;
     std::vector<RegionMap::Region> all;
     kvferry_region next_id = 1;

@@ -65,10 +65,11 @@ inline std::vector<std::string> lines_of(const Pool& pool) {
 
 /// Models of tests/data/models whose kind is laid out.
 inline const std::vector<std::string>& laid_out_models() {
-  static const std::vector<std::string> kModels = {
-      "Llama-3.1-8B",     "Llama-3.1-70B",          "Llama-3.1-405B", "Qwen2.5-7B-Instruct", "Qwen3-8B",    "Qwen3-32B",        "Qwen3-235B-A22B",
-      "Mistral-7B-v0.1",  "gemma-2-27b",            "gemma-3-27b-it", "DeepSeek-V2-Lite",    "DeepSeek-V3", "DeepSeek-R1",      "DeepSeek-V4-Flash",
-      "DeepSeek-V4-Pro",  "Kimi-K2-Instruct",       "GLM-4.5",        "MiniMax-M2.7",        "Phi-3-mini-4k-instruct", "falcon-7b-instruct"};
+  static const std::vector<std::string> kModels = {"Llama-3.1-8B", "Llama-3.1-70B",     "Llama-3.1-405B",         "Qwen2.5-7B-Instruct",
+                                                   "Qwen3-8B",     "Qwen3-32B",         "Qwen3-235B-A22B",        "Mistral-7B-v0.1",
+                                                   "gemma-2-27b",  "gemma-3-27b-it",    "DeepSeek-V2-Lite",       "DeepSeek-V3",
+                                                   "DeepSeek-R1",  "DeepSeek-V4-Flash", "DeepSeek-V4-Pro",        "Kimi-K2-Instruct",
+                                                   "GLM-4.5",      "MiniMax-M2.7",      "Phi-3-mini-4k-instruct", "falcon-7b-instruct"};
   return kModels;
 }
 

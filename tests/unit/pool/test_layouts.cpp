@@ -31,8 +31,8 @@ std::vector<std::string> expected_lines(const json& lists, const std::string& it
   }
   for (const json& group : lists.at("state")) {
     for (const json& layer : group.at("layers")) {
-      lines.push_back(test::line_of(component_of(group.at("type").get<std::string>()), group.at("role").get<std::string>(), layer.get<std::uint64_t>(),
-                                    item_length(group, item_key, page_size)));
+      lines.push_back(test::line_of(component_of(group.at("type").get<std::string>()), group.at("role").get<std::string>(),
+                                    layer.get<std::uint64_t>(), item_length(group, item_key, page_size)));
     }
   }
   return lines;
@@ -116,7 +116,8 @@ TEST_CASE("every model of another kind is refused by that kind's name and the fi
   const std::map<std::string, std::vector<std::string>> kExpected = {
       {"gpt-oss-120b", {"GQA + sliding window in a pool of its own", "architectures \"GptOssForCausalLM\""}},
       {"gpt-oss-20b", {"GQA + sliding window in a pool of its own", "architectures \"GptOssForCausalLM\""}},
-      {"MiMo-V2-Flash", {"GQA + sliding window in a pool of its own + K and V of different width", "hybrid_layer_pattern [0,1", "v_head_dim 128 beside head_dim 192"}},
+      {"MiMo-V2-Flash",
+       {"GQA + sliding window in a pool of its own + K and V of different width", "hybrid_layer_pattern [0,1", "v_head_dim 128 beside head_dim 192"}},
       {"DeepSeek-V3.2", {"MLA + DSA index", "index_head_dim 128"}},
       {"GLM-5.2", {"MLA + DSA index", "index_head_dim 128"}},
       {"Kimi-K3", {"MLA + KDA linear attention", "text_config.linear_attn_config"}},
@@ -181,7 +182,8 @@ TEST_CASE("the stages of a model together have every entry of the whole once, an
           next_layer = pool.stage.end;
           CHECK(pool.compression_ratios == whole.compression_ratios);
           for (const Entry& entry : pool.entries) {
-            const bool in_place = entry.component.draft ? rank + 1 == stages && entry.layer == 0 : entry.layer >= pool.stage.first && entry.layer < pool.stage.end;
+            const bool in_place =
+                entry.component.draft ? rank + 1 == stages && entry.layer == 0 : entry.layer >= pool.stage.first && entry.layer < pool.stage.end;
             if (!in_place) FAIL(describe(entry) << " on stage " << rank);
           }
           const std::vector<std::string> lines = lines_of(pool);
@@ -198,7 +200,9 @@ TEST_CASE("the stages of a model together have every entry of the whole once, an
 TEST_CASE("a cut that does not fit the layers is refused with both numbers") {
   const ModelDescription model = test::describe_model("Llama-3.1-8B");
   const PoolOptions options = test::options_for(model);
-  const auto text = [&](const std::vector<std::uint32_t>& pp, std::uint32_t rank) { return test::error_text(build_pool(model, options, {.tp = 1, .pp = pp}, 0, rank)); };
+  const auto text = [&](const std::vector<std::uint32_t>& pp, std::uint32_t rank) {
+    return test::error_text(build_pool(model, options, {.tp = 1, .pp = pp}, 0, rank));
+  };
   CHECK_THAT(text({16, 15}, 0), Catch::Contains("pp 16+15 adds up to 31") && Catch::Contains("32"));
   CHECK_THAT(text({16, 17}, 1), Catch::Contains("pp 16+17 adds up to 33") && Catch::Contains("32"));
   CHECK_THAT(text({32, 4294967295u, 4294967295u}, 0), Catch::Contains("32 are in use"));
@@ -215,9 +219,9 @@ TEST_CASE("the first layers of a model keep their kinds") {
     return lines_of(test::require_value(build_whole_pool(flash, options)));
   };
   CHECK(lines(1) == std::vector<std::string>{"swa swa_pool 0 149760"});
-  CHECK(lines(4) == std::vector<std::string>{"kv c4 2 37440", "kv c4_indexer 2 8448", "kv c128 3 1728", "swa swa_pool 0 149760", "swa swa_pool 1 149760",
-                                             "swa swa_pool 2 149760", "swa swa_pool 3 149760", "swa c4_state 2 65536", "swa c4_indexer_state 2 16384",
-                                             "c128_state c128_state 3 524288"});
+  CHECK(lines(4) == std::vector<std::string>{"kv c4 2 37440", "kv c4_indexer 2 8448", "kv c128 3 1728", "swa swa_pool 0 149760",
+                                             "swa swa_pool 1 149760", "swa swa_pool 2 149760", "swa swa_pool 3 149760", "swa c4_state 2 65536",
+                                             "swa c4_indexer_state 2 16384", "c128_state c128_state 3 524288"});
 
   PoolOptions options = test::options_for(flash, DType::fp8_e4m3);
   options.layers = 2;
@@ -251,7 +255,8 @@ TEST_CASE("draft layers follow the target's entries in the order of the lists") 
     const std::vector<std::string> lines = lines_of(test::require_value(build_whole_pool(model, options)));
     const std::size_t first = static_cast<std::size_t>(
         std::find_if(lines.begin(), lines.end(), [](const std::string& line) { return line.starts_with("draft."); }) - lines.begin());
-    CHECK(std::all_of(lines.begin() + static_cast<std::ptrdiff_t>(first), lines.end(), [](const std::string& line) { return line.starts_with("draft."); }));
+    CHECK(std::all_of(lines.begin() + static_cast<std::ptrdiff_t>(first), lines.end(),
+                      [](const std::string& line) { return line.starts_with("draft."); }));
     return std::vector<std::string>(lines.begin() + static_cast<std::ptrdiff_t>(first), lines.end());
   };
   CHECK(tail("Llama-3.1-8B", DType::bf16, 2) ==
@@ -333,10 +338,14 @@ TEST_CASE("page sizes, dtypes and layouts that a kind does not have are refused 
   CHECK_THAT(text("DeepSeek-V4-Flash", 64, DType::fp8_e4m3, ""), Catch::Contains("page size 64") && Catch::Contains("256"));
   CHECK_THAT(text("Llama-3.1-8B", 0, DType::bf16, ""), Catch::Contains("page size 0"));
   CHECK_THAT(text("Llama-3.1-8B", 1u << 31, DType::bf16, ""), Catch::Contains("page size 2147483648") && Catch::Contains("1048576"));
-  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp16, ""), Catch::Contains("dtype fp16") && Catch::Contains("paged_fp8") && Catch::Contains("unified_bf16"));
-  CHECK_THAT(text("DeepSeek-V4-Flash", 256, std::nullopt, "online"), Catch::Contains("\"online\" has dtype fp8_e4m3") && Catch::Contains("bf16 (the config's)"));
-  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp8_e4m3, "unified_bf16"), Catch::Contains("\"unified_bf16\" has dtype bf16") && Catch::Contains("fp8_e4m3"));
-  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp8_e4m3, "scaled"), Catch::Contains("\"scaled\"") && Catch::Contains("paged_fp8, unified_bf16, online"));
+  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp16, ""),
+             Catch::Contains("dtype fp16") && Catch::Contains("paged_fp8") && Catch::Contains("unified_bf16"));
+  CHECK_THAT(text("DeepSeek-V4-Flash", 256, std::nullopt, "online"),
+             Catch::Contains("\"online\" has dtype fp8_e4m3") && Catch::Contains("bf16 (the config's)"));
+  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp8_e4m3, "unified_bf16"),
+             Catch::Contains("\"unified_bf16\" has dtype bf16") && Catch::Contains("fp8_e4m3"));
+  CHECK_THAT(text("DeepSeek-V4-Flash", 256, DType::fp8_e4m3, "scaled"),
+             Catch::Contains("\"scaled\"") && Catch::Contains("paged_fp8, unified_bf16, online"));
   CHECK_THAT(text("DeepSeek-V3", 64, DType::fp8_e4m3, "scaled"), Catch::Contains("\"scaled\"") && Catch::Contains("known: raw"));
   CHECK_THAT(text("DeepSeek-V3", 64, DType::bf16, "raw"), Catch::Contains("\"raw\"") && Catch::Contains("bf16"));
   CHECK(text("DeepSeek-V3", 64, DType::fp8_e4m3, "raw") == "(no error)");
@@ -376,7 +385,7 @@ TEST_CASE("sizes of compressed MLA follow the config's widths and are refused wh
   const auto item = [&](Role role) {
     return std::find_if(pool.entries.begin(), pool.entries.end(), [&](const Entry& entry) { return entry.role == role; })->item_length_bytes;
   };
-  CHECK(item(Role::c4) == 36 * 576);                  // 64 rows of 192 + 128 + 3 + 1 bytes, exactly 36 paddings
+  CHECK(item(Role::c4) == 36 * 576);  // 64 rows of 192 + 128 + 3 + 1 bytes, exactly 36 paddings
   CHECK(item(Role::c4_indexer) == 64 * (256 + 2 * 4));
   CHECK(item(Role::c4_state) == 4 * 256 * 4 * 8);
   CHECK(item(Role::c128_state) == 2 * 256 * 4 * 128);
@@ -384,7 +393,8 @@ TEST_CASE("sizes of compressed MLA follow the config's widths and are refused wh
   CHECK_THAT(test::error_text(build_whole_pool(model, test::options_for(model, DType::bf16))), Catch::Contains("index_head_dim 192"));
   model.index_head_dim = 128;
   model.head_dim = 500;
-  CHECK_THAT(test::error_text(build_whole_pool(model, test::options_for(model, DType::fp8_e4m3))), Catch::Contains("head_dim 500") && Catch::Contains("qk_rope_head_dim 64"));
+  CHECK_THAT(test::error_text(build_whole_pool(model, test::options_for(model, DType::fp8_e4m3))),
+             Catch::Contains("head_dim 500") && Catch::Contains("qk_rope_head_dim 64"));
 }
 
 // ---- places
@@ -405,8 +415,11 @@ TEST_CASE("entries lie one after another on borders of 4096 bytes and do not ove
         REQUIRE(entry.base_address >= end);
         REQUIRE(entry.base_address - end < 4096);
         end = entry.base_address + test::require_value(span_bytes(entry));
-        const std::map<IndexSpace, std::uint64_t> kCounts = {{IndexSpace::pages, 7}, {IndexSpace::window_pages, 3}, {IndexSpace::ring_rows, 5 * 128},
-                                                             {IndexSpace::c128_rows, 5}, {IndexSpace::request_slots, 5}};
+        const std::map<IndexSpace, std::uint64_t> kCounts = {{IndexSpace::pages, 7},
+                                                             {IndexSpace::window_pages, 3},
+                                                             {IndexSpace::ring_rows, 5 * 128},
+                                                             {IndexSpace::c128_rows, 5},
+                                                             {IndexSpace::request_slots, 5}};
         REQUIRE(entry.index_count == kCounts.at(entry.space));
       }
       CHECK(test::require_value(pool_span_bytes(pool)) == end);
@@ -418,7 +431,8 @@ TEST_CASE("a pool that passes 64 bits is refused before it is placed, and rebase
   const ModelDescription model = test::describe_model("Llama-3.1-8B");
   PoolOptions options = test::options_for(model);
   options.pages = std::uint64_t{1} << 60;
-  CHECK_THAT(test::error_text(build_whole_pool(model, options)), Catch::Contains("kv k layer 0") && Catch::Contains("1152921504606846976") && Catch::Contains("64 bits"));
+  CHECK_THAT(test::error_text(build_whole_pool(model, options)),
+             Catch::Contains("kv k layer 0") && Catch::Contains("1152921504606846976") && Catch::Contains("64 bits"));
   ModelDescription flash = test::describe_model("DeepSeek-V4-Flash");
   options = test::options_for(flash, DType::bf16);
   options.request_slots = std::uint64_t{1} << 60;
@@ -481,7 +495,8 @@ TEST_CASE("a request has the indices that the table of models gives") {
 }
 
 TEST_CASE("a C128 ring of several pages is entered at the page of the last token") {
-  Pool pool = test::require_value(build_whole_pool(test::describe_model("DeepSeek-V4-Flash"), test::options_for(test::describe_model("DeepSeek-V4-Flash"), DType::fp8_e4m3)));
+  Pool pool = test::require_value(
+      build_whole_pool(test::describe_model("DeepSeek-V4-Flash"), test::options_for(test::describe_model("DeepSeek-V4-Flash"), DType::fp8_e4m3)));
   pool.c128_ring_size = 256;
   const auto rows = [&](std::uint64_t tokens, std::uint64_t slot) { return test::require_value(request_indices(pool, tokens, slot)).c128_rows; };
   CHECK(rows(1, 0) == std::vector<std::uint64_t>{0});
@@ -494,7 +509,8 @@ TEST_CASE("a C128 ring of several pages is entered at the page of the last token
 
 TEST_CASE("models without window or state have pages only, whatever stage they are cut to") {
   const ModelDescription gemma = test::describe_model("gemma-2-27b");
-  const RequestIndices indices = test::require_value(request_indices(test::require_value(build_whole_pool(gemma, test::options_for(gemma))), 8193, 1));
+  const RequestIndices indices =
+      test::require_value(request_indices(test::require_value(build_whole_pool(gemma, test::options_for(gemma))), 8193, 1));
   CHECK(indices.pages == 129);
   CHECK((indices.window_pages == 0 && indices.ring_rows.empty() && indices.c128_rows.empty() && indices.request_slots.empty()));
 

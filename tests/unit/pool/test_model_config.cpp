@@ -13,17 +13,29 @@ Result<ModelDescription> parse(const json& config) { return parse_model_config(c
 
 /// A plain model of 4 layers, 8 heads of 16, 2 KV heads.
 json plain() {
-  return {{"model_type", "some_new_model"},  {"architectures", {"SomeNewForCausalLM"}}, {"num_hidden_layers", 4}, {"hidden_size", 128}, {"num_attention_heads", 8},
-          {"num_key_value_heads", 2},        {"torch_dtype", "bfloat16"}};
+  return {{"model_type", "some_new_model"}, {"architectures", {"SomeNewForCausalLM"}},
+          {"num_hidden_layers", 4},         {"hidden_size", 128},
+          {"num_attention_heads", 8},       {"num_key_value_heads", 2},
+          {"torch_dtype", "bfloat16"}};
 }
 json mla() {
-  return {{"model_type", "some_mla"}, {"num_hidden_layers", 4}, {"hidden_size", 128}, {"num_attention_heads", 8}, {"num_key_value_heads", 8}, {"kv_lora_rank", 512},
-          {"qk_rope_head_dim", 64},   {"qk_nope_head_dim", 128}, {"v_head_dim", 128},  {"torch_dtype", "bfloat16"}};
+  return {{"model_type", "some_mla"}, {"num_hidden_layers", 4}, {"hidden_size", 128},      {"num_attention_heads", 8}, {"num_key_value_heads", 8},
+          {"kv_lora_rank", 512},      {"qk_rope_head_dim", 64}, {"qk_nope_head_dim", 128}, {"v_head_dim", 128},        {"torch_dtype", "bfloat16"}};
 }
 json compressed() {
-  return {{"model_type", "deepseek_v4"}, {"num_hidden_layers", 3}, {"hidden_size", 128},  {"num_attention_heads", 8},        {"num_key_value_heads", 1},
-          {"head_dim", 512},             {"qk_rope_head_dim", 64}, {"index_head_dim", 128}, {"index_n_heads", 64},            {"index_topk", 512},
-          {"sliding_window", 128},       {"torch_dtype", "bfloat16"}, {"compress_ratios", {0, 4, 128, 0}}};
+  return {{"model_type", "deepseek_v4"},
+          {"num_hidden_layers", 3},
+          {"hidden_size", 128},
+          {"num_attention_heads", 8},
+          {"num_key_value_heads", 1},
+          {"head_dim", 512},
+          {"qk_rope_head_dim", 64},
+          {"index_head_dim", 128},
+          {"index_n_heads", 64},
+          {"index_topk", 512},
+          {"sliding_window", 128},
+          {"torch_dtype", "bfloat16"},
+          {"compress_ratios", {0, 4, 128, 0}}};
 }
 json with(json config, const json& changes) {
   for (const auto& change : changes.items()) config[change.key()] = change.value();
@@ -68,10 +80,13 @@ TEST_CASE("head counts and widths are found under the names that published files
   check_heads("one KV head", with(plain(), {{"num_key_value_heads", 1}}), {"MQA", 1, 16});
   check_heads("one head is MHA", with(plain(), {{"num_key_value_heads", 1}, {"num_attention_heads", 1}}), {"MHA", 1, 128});
   check_heads("GPT-2 names", {{"model_type", "gpt2"}, {"n_layer", 12}, {"n_head", 12}, {"n_embd", 768}}, {"MHA", 12, 64});
-  check_heads("GPTBigCode: multi_query", {{"model_type", "gpt_bigcode"}, {"n_layer", 40}, {"n_head", 48}, {"n_embd", 6144}, {"multi_query", true}}, {"MQA", 1, 128});
-  check_heads("DBRX names", {{"model_type", "dbrx"}, {"n_layers", 40}, {"n_heads", 48}, {"d_model", 6144}, {"attn_config", {{"kv_n_heads", 8}, {"clip_qkv", 8}}}},
+  check_heads("GPTBigCode: multi_query", {{"model_type", "gpt_bigcode"}, {"n_layer", 40}, {"n_head", 48}, {"n_embd", 6144}, {"multi_query", true}},
+              {"MQA", 1, 128});
+  check_heads("DBRX names",
+              {{"model_type", "dbrx"}, {"n_layers", 40}, {"n_heads", 48}, {"d_model", 6144}, {"attn_config", {{"kv_n_heads", 8}, {"clip_qkv", 8}}}},
               {"GQA", 8, 128});
-  check_heads("MPT with one KV head", {{"model_type", "mpt"}, {"n_layers", 2}, {"n_heads", 4}, {"d_model", 64}, {"attn_config", {{"attn_type", "multiquery_attention"}}}},
+  check_heads("MPT with one KV head",
+              {{"model_type", "mpt"}, {"n_layers", 2}, {"n_heads", 4}, {"d_model", 64}, {"attn_config", {{"attn_type", "multiquery_attention"}}}},
               {"MQA", 1, 16});
   check_heads("groups under num_attention_groups", with(without(plain(), {"num_key_value_heads"}), {{"num_attention_groups", 4}}), {"GQA", 4, 16});
   check_heads("the same fact twice, in agreement", with(plain(), {{"num_kv_heads", 2}, {"n_head", 8}}), {"GQA", 2, 16});
@@ -80,28 +95,37 @@ TEST_CASE("head counts and widths are found under the names that published files
 TEST_CASE("a multi-query flag overrules the head count beside it, as the engines read it") {
   const json falcon = {{"model_type", "falcon"}, {"num_hidden_layers", 2}, {"hidden_size", 4544}, {"num_attention_heads", 71}, {"num_kv_heads", 71}};
   check_heads("Falcon 7B", with(falcon, {{"multi_query", true}, {"new_decoder_architecture", false}}), {"MQA", 1, 64});
-  check_heads("Falcon 40B: the new decoder ignores the flag",
-              with(falcon, {{"multi_query", true}, {"new_decoder_architecture", true}, {"num_attention_heads", 128}, {"hidden_size", 8192}, {"num_kv_heads", 8}}), {"GQA", 8, 64});
+  check_heads(
+      "Falcon 40B: the new decoder ignores the flag",
+      with(falcon,
+           {{"multi_query", true}, {"new_decoder_architecture", true}, {"num_attention_heads", 128}, {"hidden_size", 8192}, {"num_kv_heads", 8}}),
+      {"GQA", 8, 64});
   check_heads("Falcon RW: no multi-query", with(falcon, {{"multi_query", false}}), {"MHA", 71, 64});
   check_refused("Falcon without the flag", falcon, ErrorCode::invalid_argument, {"multi_query is missing"});
-  const json chatglm = {{"model_type", "chatglm"}, {"num_layers", 28}, {"hidden_size", 4096}, {"num_attention_heads", 32}, {"kv_channels", 128}, {"multi_query_group_num", 2}};
+  const json chatglm = {{"model_type", "chatglm"},   {"num_layers", 28},   {"hidden_size", 4096},
+                        {"num_attention_heads", 32}, {"kv_channels", 128}, {"multi_query_group_num", 2}};
   check_heads("ChatGLM with groups", with(chatglm, {{"multi_query_attention", true}}), {"GQA", 2, 128});
   check_heads("ChatGLM without: the group count does not hold", with(chatglm, {{"multi_query_attention", false}}), {"MHA", 32, 128});
-  check_refused("ChatGLM groups asked for and not given", with(without(chatglm, {"multi_query_group_num"}), {{"multi_query_attention", true}}), ErrorCode::invalid_argument,
-                {"multi_query_group_num is missing"});
+  check_refused("ChatGLM groups asked for and not given", with(without(chatglm, {"multi_query_group_num"}), {{"multi_query_attention", true}}),
+                ErrorCode::invalid_argument, {"multi_query_group_num is missing"});
 }
 
 TEST_CASE("a field that a file leaves out has the value of its published configuration class") {
-  const json gemma = {{"model_type", "gemma3"}, {"torch_dtype", "bfloat16"}, {"text_config", {{"model_type", "gemma3_text"}, {"hidden_size", 2560}, {"num_hidden_layers", 34}}}};
+  const json gemma = {{"model_type", "gemma3"},
+                      {"torch_dtype", "bfloat16"},
+                      {"text_config", {{"model_type", "gemma3_text"}, {"hidden_size", 2560}, {"num_hidden_layers", 34}}}};
   check_heads("Gemma 3 4B writes neither heads nor width", gemma, {"GQA", 4, 256});
   check_heads("Gemma 2 without width: not hidden_size / heads", with(plain(), {{"model_type", "gemma2"}}), {"GQA", 2, 256});
   check_heads("written null is derived all the same", with(plain(), {{"model_type", "gemma2"}, {"head_dim", nullptr}}), {"GQA", 2, 16});
-  check_heads("Mistral without KV heads has 8", with(without(plain(), {"num_key_value_heads"}), {{"model_type", "mistral"}, {"num_attention_heads", 16}}), {"GQA", 8, 8});
-  check_heads("Llama without KV heads has as many as heads", with(without(plain(), {"num_key_value_heads"}), {{"model_type", "llama"}}), {"MHA", 8, 16});
+  check_heads("Mistral without KV heads has 8",
+              with(without(plain(), {"num_key_value_heads"}), {{"model_type", "mistral"}, {"num_attention_heads", 16}}), {"GQA", 8, 8});
+  check_heads("Llama without KV heads has as many as heads", with(without(plain(), {"num_key_value_heads"}), {{"model_type", "llama"}}),
+              {"MHA", 8, 16});
 }
 
 TEST_CASE("MLA is told by its latent and ignores the head counts beside it") {
-  const ModelDescription model = test::require_value(parse(with(mla(), {{"head_dim", 192}, {"num_key_value_heads", 128}, {"qk_head_dim", 192}, {"sliding_window", nullptr}})));
+  const ModelDescription model =
+      test::require_value(parse(with(mla(), {{"head_dim", 192}, {"num_key_value_heads", 128}, {"qk_head_dim", 192}, {"sliding_window", nullptr}})));
   CHECK(model.kind == ModelKind::mla);
   CHECK(model.kind_text == "MLA");
   CHECK(model.kv_lora_rank == 512);
@@ -117,7 +141,8 @@ TEST_CASE("compressed MLA keeps the ratios beyond its layers for the draft") {
   CHECK(model.window_tokens == 128);
   CHECK(model.head_dim == 512);
   CHECK(model.index_head_dim == 128);
-  CHECK(parse(with(compressed(), {{"layer_types", {"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"}}})).has_value());
+  CHECK(
+      parse(with(compressed(), {{"layer_types", {"sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"}}})).has_value());
 }
 
 TEST_CASE("dtypes are read under both names, the text model's before the outer one") {
@@ -132,8 +157,10 @@ TEST_CASE("dtypes are read under both names, the text model's before the outer o
   json outer = nested;
   outer["text_config"].erase("torch_dtype");
   CHECK(dtype(outer) == DType::fp32);
-  check_refused("two names that differ", with(plain(), {{"dtype", "float16"}}), ErrorCode::mismatch, {"torch_dtype \"bfloat16\"", "dtype \"float16\""});
-  check_refused("an unknown dtype", with(plain(), {{"torch_dtype", "int4"}}), ErrorCode::invalid_argument, {"torch_dtype", "\"int4\"", "known: bf16"});
+  check_refused("two names that differ", with(plain(), {{"dtype", "float16"}}), ErrorCode::mismatch,
+                {"torch_dtype \"bfloat16\"", "dtype \"float16\""});
+  check_refused("an unknown dtype", with(plain(), {{"torch_dtype", "int4"}}), ErrorCode::invalid_argument,
+                {"torch_dtype", "\"int4\"", "known: bf16"});
   check_refused("not a name", with(plain(), {{"torch_dtype", 16}}), ErrorCode::invalid_argument, {"torch_dtype 16"});
 }
 
@@ -146,8 +173,10 @@ TEST_CASE("a nested text model is read, and two descriptions of one model have t
   check_refused("two text models", {{"text_config", plain()}, {"llm_config", plain()}}, ErrorCode::unsupported, {"text_config", "llm_config"});
   check_refused("counts that differ outside and inside", {{"num_hidden_layers", 5}, {"text_config", plain()}}, ErrorCode::mismatch,
                 {"num_hidden_layers 5", "text_config.num_hidden_layers 4"});
-  check_refused("missing inside", {{"num_hidden_layers", 5}, {"text_config", {{"num_attention_heads", 8}}}}, ErrorCode::invalid_argument, {"text_config.num_hidden_layers is missing"});
-  check_refused("its own kind is judged", {{"text_config", with(plain(), {{"index_topk", 8}})}}, ErrorCode::unsupported, {"text_config.index_topk 8"});
+  check_refused("missing inside", {{"num_hidden_layers", 5}, {"text_config", {{"num_attention_heads", 8}}}}, ErrorCode::invalid_argument,
+                {"text_config.num_hidden_layers is missing"});
+  check_refused("its own kind is judged", {{"text_config", with(plain(), {{"index_topk", 8}})}}, ErrorCode::unsupported,
+                {"text_config.index_topk 8"});
 }
 
 TEST_CASE("sliding layers in the one pool change the growing figure and nothing else") {
@@ -162,18 +191,22 @@ TEST_CASE("sliding layers in the one pool change the growing figure and nothing 
   CHECK(sliding(with(plain(), {{"model_type", "gemma3_text"}, {"sliding_window", 64}, {"num_hidden_layers", 7}})) == Layers{0, 1, 2, 3, 4, 6});
   CHECK(sliding(with(plain(), {{"model_type", "cohere2"}, {"sliding_window", 64}, {"sliding_window_pattern", 3}})) == Layers{0, 1, 3});
   CHECK(sliding(with(plain(), {{"model_type", "exaone4"}, {"sliding_window", 64}, {"sliding_window_pattern", "LG"}})) == Layers{0, 2});
-  CHECK(sliding(with(plain(), {{"model_type", "olmo3"}, {"sliding_window", 64}, {"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}})) ==
-        Layers{1});
+  CHECK(sliding(with(plain(), {{"model_type", "olmo3"},
+                               {"sliding_window", 64},
+                               {"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}})) == Layers{1});
   CHECK(sliding(with(plain(), {{"layer_types", {"full_attention", "full_attention", "full_attention", "full_attention"}}})).empty());
   check_refused("a mixture whose pool is not known", with(plain(), {{"sliding_window", 64}, {"sliding_window_pattern", 2}}), ErrorCode::unsupported,
                 {"some_new_model", "2 of 4 layers slide", "sliding_window 64", "kinds known"});
-  check_refused("types for other layers", with(plain(), {{"layer_types", {"full_attention"}}}), ErrorCode::mismatch, {"layer_types has 1 entries for 4 layers"});
-  check_refused("an unknown pattern", with(plain(), {{"model_type", "exaone4"}, {"sliding_window", 8}, {"sliding_window_pattern", "LX"}}), ErrorCode::unsupported, {"\"LX\""});
+  check_refused("types for other layers", with(plain(), {{"layer_types", {"full_attention"}}}), ErrorCode::mismatch,
+                {"layer_types has 1 entries for 4 layers"});
+  check_refused("an unknown pattern", with(plain(), {{"model_type", "exaone4"}, {"sliding_window", 8}, {"sliding_window_pattern", "LX"}}),
+                ErrorCode::unsupported, {"\"LX\""});
 }
 
 TEST_CASE("fields that tell another kind are refused by the kind's name") {
   const auto check = [](const json& config, const std::string& kind, const std::string& evidence) {
-    check_refused(evidence, config, ErrorCode::unsupported, {kind, evidence, "is not laid out yet", "kinds known: GQA, MHA, MQA, MLA, compressed MLA"});
+    check_refused(evidence, config, ErrorCode::unsupported,
+                  {kind, evidence, "is not laid out yet", "kinds known: GQA, MHA, MQA, MLA, compressed MLA"});
   };
   check(with(plain(), {{"hybrid_override_pattern", "M*"}}), "GQA + Mamba state", "hybrid_override_pattern \"M*\"");
   check(with(plain(), {{"layers_block_type", {"mamba"}}}), "Mamba state", "layers_block_type [\"mamba\"]");
@@ -222,39 +255,43 @@ TEST_CASE("the same fields tell nothing where they are off") {
   is_plain({{"use_cla", false}, {"cla_share_factor", 1}, {"num_loops", 1}});
   is_plain({{"is_encoder_decoder", false}, {"add_cross_attention", false}, {"cross_attention_hidden_size", nullptr}, {"chunk_size_feed_forward", 0}});
   is_plain({{"attn_type_list", {1, 1, 1, 1}}});
-  is_plain({{"v_head_dim", 0}, {"qk_nope_head_dim", 0}, {"qk_rope_head_dim", 0}, {"kv_lora_rank", nullptr}, {"q_lora_rank", nullptr}, {"use_mla", false}});
+  is_plain(
+      {{"v_head_dim", 0}, {"qk_nope_head_dim", 0}, {"qk_rope_head_dim", 0}, {"kv_lora_rank", nullptr}, {"q_lora_rank", nullptr}, {"use_mla", false}});
   is_plain({{"v_head_dim", 16}});
   is_plain({{"hybrid_override_pattern", nullptr}, {"layer_types", nullptr}, {"compress_ratios", nullptr}, {"index_topk", nullptr}});
 }
 
 TEST_CASE("weights, experts, rotation and draft fields say nothing about the cache") {
-  const auto model = parse(with(
-      plain(), {{"quantization_config",
-                 {{"quant_method", "fp8"}, {"kv_cache_scheme", {{"num_bits", 8}}}, {"ignore", {"lm_head"}}, {"sparsity_config", {{"sparse", true}}}, {"weight_block_size", {128, 128}}}},
-                {"compression_config", {{"format", "pack-quantized"}}},
-                {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}},
-                {"rope_parameters", {{"sliding_attention", {{"rope_type", "default"}}}}},
-                {"decoder_sparse_step", 1},
-                {"mlp_layer_types", {"dense", "sparse"}},
-                {"moe_layer_freq", 1},
-                {"n_shared_experts", 1},
-                {"shared_expert_intermediate_size", 5632},
-                {"num_nextn_predict_layers", 1},
-                {"num_mtp_modules", 3},
-                {"mtp_layer_types", {"full_attention"}},
-                {"attention_bias", false},
-                {"qkv_bias", true},
-                {"clip_qkv", 8},
-                {"use_qk_norm", true},
-                {"attn_logit_softcapping", 50.0},
-                {"query_pre_attn_scalar", 256},
-                {"cache_implementation", "hybrid"},
-                {"max_window_layers", 28},
-                {"max_position_embeddings", 131072},
-                {"vocab_size", 128256},
-                {"id2label", {{"0", "LABEL_0"}}},
-                {"auto_map", {{"AutoConfig", "configuration.Config"}}},
-                {"vision_config", {{"window_size", 14}, {"num_hidden_layers", 24}}}}));
+  const auto model = parse(with(plain(), {{"quantization_config",
+                                           {{"quant_method", "fp8"},
+                                            {"kv_cache_scheme", {{"num_bits", 8}}},
+                                            {"ignore", {"lm_head"}},
+                                            {"sparsity_config", {{"sparse", true}}},
+                                            {"weight_block_size", {128, 128}}}},
+                                          {"compression_config", {{"format", "pack-quantized"}}},
+                                          {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}},
+                                          {"rope_parameters", {{"sliding_attention", {{"rope_type", "default"}}}}},
+                                          {"decoder_sparse_step", 1},
+                                          {"mlp_layer_types", {"dense", "sparse"}},
+                                          {"moe_layer_freq", 1},
+                                          {"n_shared_experts", 1},
+                                          {"shared_expert_intermediate_size", 5632},
+                                          {"num_nextn_predict_layers", 1},
+                                          {"num_mtp_modules", 3},
+                                          {"mtp_layer_types", {"full_attention"}},
+                                          {"attention_bias", false},
+                                          {"qkv_bias", true},
+                                          {"clip_qkv", 8},
+                                          {"use_qk_norm", true},
+                                          {"attn_logit_softcapping", 50.0},
+                                          {"query_pre_attn_scalar", 256},
+                                          {"cache_implementation", "hybrid"},
+                                          {"max_window_layers", 28},
+                                          {"max_position_embeddings", 131072},
+                                          {"vocab_size", 128256},
+                                          {"id2label", {{"0", "LABEL_0"}}},
+                                          {"auto_map", {{"AutoConfig", "configuration.Config"}}},
+                                          {"vision_config", {{"window_size", 14}, {"num_hidden_layers", 24}}}}));
   INFO(test::error_text(model));
   REQUIRE(model.has_value());
   CHECK(model->kind_text == "GQA");
@@ -262,9 +299,10 @@ TEST_CASE("weights, experts, rotation and draft fields say nothing about the cac
 }
 
 TEST_CASE("a field that speaks of the cache and is not known is refused by name and value") {
-  for (const char* field : {"kv_merge_groups", "num_delta_kv_layers", "kv_cache_window", "attention_window_size", "local_sliding_span", "rwkv_head_size", "gdn_heads",
-                            "blocksparse_block_size", "indexer_width", "index_future", "compressor_rank", "num_key_value_groups_of_layer", "rope_free_head_dim_extra", "latent_chunk",
-                            "attn_types", "decoder_block_types", "prefix_full_attention", "cross_layer_cache"}) {
+  for (const char* field :
+       {"kv_merge_groups", "num_delta_kv_layers", "kv_cache_window", "attention_window_size", "local_sliding_span", "rwkv_head_size", "gdn_heads",
+        "blocksparse_block_size", "indexer_width", "index_future", "compressor_rank", "num_key_value_groups_of_layer", "rope_free_head_dim_extra",
+        "latent_chunk", "attn_types", "decoder_block_types", "prefix_full_attention", "cross_layer_cache"}) {
     const json config = with(plain(), {{field, 7}});
     if (std::string_view(field).starts_with("rope_")) {  // a field of the rotation, whatever its ending
       CHECK(parse(config).has_value());
@@ -272,13 +310,17 @@ TEST_CASE("a field that speaks of the cache and is not known is refused by name 
     }
     check_refused(field, config, ErrorCode::unsupported, {std::string(field) + " 7"});
   }
-  check_refused("an unknown layer type", with(plain(), {{"layer_types", {"full_attention", "banded_attention", "full_attention", "full_attention"}}}), ErrorCode::unsupported,
-                {"layer_types[1] \"banded_attention\"", "unknown layer type"});
+  check_refused("an unknown layer type", with(plain(), {{"layer_types", {"full_attention", "banded_attention", "full_attention", "full_attention"}}}),
+                ErrorCode::unsupported, {"layer_types[1] \"banded_attention\"", "unknown layer type"});
 }
 
 TEST_CASE("fields that are missing, doubled or out of range are named with their value") {
-  const auto check = [](const json& config, const std::vector<std::string>& words) { check_refused(words.front(), config, ErrorCode::invalid_argument, words); };
-  const auto check_range = [](const json& config, const std::vector<std::string>& words) { check_refused(words.front(), config, ErrorCode::out_of_range, words); };
+  const auto check = [](const json& config, const std::vector<std::string>& words) {
+    check_refused(words.front(), config, ErrorCode::invalid_argument, words);
+  };
+  const auto check_range = [](const json& config, const std::vector<std::string>& words) {
+    check_refused(words.front(), config, ErrorCode::out_of_range, words);
+  };
   check(without(plain(), {"num_hidden_layers"}), {"num_hidden_layers is missing"});
   check(without(plain(), {"num_attention_heads"}), {"num_attention_heads is missing"});
   check(without(plain(), {"hidden_size"}), {"head_dim is missing", "hidden_size is missing"});
@@ -293,7 +335,8 @@ TEST_CASE("fields that are missing, doubled or out of range are named with their
   check_range(with(plain(), {{"num_hidden_layers", 4097}}), {"num_hidden_layers 4097"});
   check_range(with(plain(), {{"head_dim", 18446744073709551615u}}), {"head_dim 18446744073709551615"});
   check(with(plain(), {{"use_sliding_window", "no"}}), {"use_sliding_window \"no\""});
-  check_refused("heads by layer", with(plain(), {{"num_key_value_heads", {2, 4, 2, 4}}}), ErrorCode::unsupported, {"num_key_value_heads [2,4,2,4] differs by layer"});
+  check_refused("heads by layer", with(plain(), {{"num_key_value_heads", {2, 4, 2, 4}}}), ErrorCode::unsupported,
+                {"num_key_value_heads [2,4,2,4] differs by layer"});
   check_refused("two names that differ", with(plain(), {{"num_kv_heads", 4}}), ErrorCode::mismatch, {"num_key_value_heads 2", "num_kv_heads 4"});
   check(with(plain(), {{"qk_rope_head_dim", 64}}), {"kv_lora_rank is missing", "qk_rope_head_dim 64"});
   check(without(mla(), {"qk_rope_head_dim"}), {"qk_rope_head_dim is missing"});
@@ -302,7 +345,9 @@ TEST_CASE("fields that are missing, doubled or out of range are named with their
 }
 
 TEST_CASE("compressed MLA is refused where its ratios or its shared row do not fit") {
-  const auto check = [](const json& changes, ErrorCode code, const std::vector<std::string>& words) { check_refused(words.front(), with(compressed(), changes), code, words); };
+  const auto check = [](const json& changes, ErrorCode code, const std::vector<std::string>& words) {
+    check_refused(words.front(), with(compressed(), changes), code, words);
+  };
   check({{"compress_ratios", {0, 4}}}, ErrorCode::mismatch, {"compress_ratios has 2 entries for 3 layers"});
   check({{"compress_ratios", {0, 4, 64, 0}}}, ErrorCode::unsupported, {"compress_ratios[2] 64", "known: 0, 4, 128"});
   check({{"compress_ratios", {0, 4, -4}}}, ErrorCode::unsupported, {"compress_ratios[2] -4"});
@@ -316,7 +361,8 @@ TEST_CASE("compressed MLA is refused where its ratios or its shared row do not f
   check({{"sliding_window", nullptr}}, ErrorCode::invalid_argument, {"sliding_window is missing"});
   check({{"num_key_value_heads", 2}}, ErrorCode::unsupported, {"num_key_value_heads 2"});
   check({{"v_head_dim", 128}}, ErrorCode::unsupported, {"v_head_dim 128", "512"});
-  check({{"layer_types", {"sliding_attention", "sliding_attention", "heavily_compressed_attention"}}}, ErrorCode::mismatch, {"layer_types[1] \"sliding_attention\"", "compress_ratios[1] 4"});
+  check({{"layer_types", {"sliding_attention", "sliding_attention", "heavily_compressed_attention"}}}, ErrorCode::mismatch,
+        {"layer_types[1] \"sliding_attention\"", "compress_ratios[1] 4"});
   check({{"layer_types", {"full_attention"}}}, ErrorCode::unsupported, {"layer_types[0] \"full_attention\""});
   check_refused("layer types without ratios", with(plain(), {{"layer_types", {"compressed_sparse_attention"}}}), ErrorCode::invalid_argument,
                 {"compress_ratios is missing", "compressed_sparse_attention"});

@@ -48,7 +48,8 @@ TEST_CASE("every name of the pool words is read back as what it names") {
       CHECK(test::require_value(parse_component(to_string(component))) == component);
     }
   }
-  for (int role = 0; role <= static_cast<int>(Role::temporal); ++role) CHECK(test::require_value(parse_role(to_string(static_cast<Role>(role)))) == static_cast<Role>(role));
+  for (int role = 0; role <= static_cast<int>(Role::temporal); ++role)
+    CHECK(test::require_value(parse_role(to_string(static_cast<Role>(role)))) == static_cast<Role>(role));
   for (int space = 0; space <= static_cast<int>(IndexSpace::request_slots); ++space) {
     CHECK(test::require_value(parse_index_space(to_string(static_cast<IndexSpace>(space)))) == static_cast<IndexSpace>(space));
   }
@@ -122,8 +123,18 @@ TEST_CASE("each broken fact of a pool is refused with the entry and the values")
   check([](Pool& p) { p.sliding_layers = {1, 1}; }, Code::invalid_argument, {"sliding layer 1"});
   check([](Pool& p) { p.sliding_layers = {4}; }, Code::invalid_argument, {"sliding layer 4", "4 layers"});
   check([](Pool& p) { p.c128_ring_size = 200; }, Code::invalid_argument, {"c128_ring_size 200"});
-  check([](Pool& p) { p.c128_ring_size = 128; p.c128_online = true; }, Code::invalid_argument, {"c128_online", "128"});
-  check([](Pool& p) { p.ring_stride = 128; p.window_tokens = 129; }, Code::invalid_argument, {"window_tokens 129", "ring_stride 128"});
+  check(
+      [](Pool& p) {
+        p.c128_ring_size = 128;
+        p.c128_online = true;
+      },
+      Code::invalid_argument, {"c128_online", "128"});
+  check(
+      [](Pool& p) {
+        p.ring_stride = 128;
+        p.window_tokens = 129;
+      },
+      Code::invalid_argument, {"window_tokens 129", "ring_stride 128"});
   check([](Pool& p) { p.ring_stride = (1u << 20) + 1; }, Code::limit, {"ring_stride 1048577", "1048576"});
 
   check([](Pool& p) { p.entries[1].item_length_bytes = 0; }, Code::invalid_argument, {"kv k layer 3", "item length is 0"});
@@ -136,10 +147,13 @@ TEST_CASE("each broken fact of a pool is refused with the entry and the values")
   check([](Pool& p) { p.layers_total = 5; }, Code::invalid_argument, {"draft.kv k layer 0", "stage [2, 4) of 5"});
   check([](Pool& p) { p.entries[1].layer = 2; }, Code::exists, {"kv k layer 2", "entries 0 and 1"});
   check([](Pool& p) { p.entries[3].index_count = 11; }, Code::mismatch, {"kv v layer 3", "11 pages", "kv k layer 2 has 10"});
-  check([](Pool& p) { p.entries[0].heads->head_count = 3; }, Code::mismatch, {"kv k layer 2", "item length 2048", "3 heads of 64 bytes and 16 tokens"});
+  check([](Pool& p) { p.entries[0].heads->head_count = 3; }, Code::mismatch,
+        {"kv k layer 2", "item length 2048", "3 heads of 64 bytes and 16 tokens"});
   check([](Pool& p) { p.entries[0].heads->bytes_per_head_token = 0; }, Code::invalid_argument, {"kv k layer 2", "2 heads of 0 bytes"});
-  check([](Pool& p) { p.entries[0].base_address = ~std::uint64_t{0} - 25000; }, Code::out_of_range, {"kv k layer 2", "18446744073709526615", "64 bits"});
-  check([](Pool& p) { p.entries[0].pitch_bytes = std::uint64_t{1} << 62; }, Code::out_of_range, {"kv k layer 2", "10 indices of pitch 4611686018427387904"});
+  check([](Pool& p) { p.entries[0].base_address = ~std::uint64_t{0} - 25000; }, Code::out_of_range,
+        {"kv k layer 2", "18446744073709526615", "64 bits"});
+  check([](Pool& p) { p.entries[0].pitch_bytes = std::uint64_t{1} << 62; }, Code::out_of_range,
+        {"kv k layer 2", "10 indices of pitch 4611686018427387904"});
   check([](Pool& p) { p.entries[0].space = IndexSpace::ring_rows; }, Code::invalid_argument, {"kv k layer 2", "page size 16 in space ring_rows"});
 }
 

@@ -55,7 +55,9 @@ TEST_CASE("numbers of 64 bits and texts of any alphabet come back exactly") {
 TEST_CASE("a pool file has one entry per line and its keys in a stable order") {
   const std::string text = write_pool_file(flash_stage());
   CHECK_THAT(text, Catch::StartsWith("{\n  \"schema\": \"kvferry-pool\",\n  \"version\": 1,\n  \"model\": \"DeepSeek-V4-Flash\",\n"));
-  CHECK_THAT(text, Catch::Contains("\n    {\"component\":\"kv\",\"role\":\"c4\",\"layer\":40,\"index_space\":\"pages\",\"dtype\":\"packed_fp8\",\"memory\":\"host\",\"page_size\":256,"));
+  CHECK_THAT(text, Catch::Contains("\n    "
+                                   "{\"component\":\"kv\",\"role\":\"c4\",\"layer\":40,\"index_space\":\"pages\",\"dtype\":\"packed_fp8\",\"memory\":"
+                                   "\"host\",\"page_size\":256,"));
   CHECK_THAT(text, Catch::EndsWith("\"index_count\":4}\n  ]\n}\n"));
   Pool empty = flash_stage();
   empty.entries.clear();
@@ -109,11 +111,17 @@ TEST_CASE("each wrong value is refused with its path, what was expected and what
   check([](auto& f) { f["entries"][2]["memory"] = "tape"; }, {"entries[2].memory: unknown memory kind \"tape\""});
   check([](auto& f) { f["entries"][2].erase("pitch_bytes"); }, {"entries[2]: key \"pitch_bytes\" is missing"});
   check([](auto& f) { f["entries"][2]["pitch"] = 1; }, {"entries[2]: unknown key \"pitch\""});
-  check([](auto& f) { f["entries"][2]["base_address"] = -1; }, {"entries[2].base_address: expected an unsigned integer up to 18446744073709551615, found -1"});
+  check([](auto& f) { f["entries"][2]["base_address"] = -1; },
+        {"entries[2].base_address: expected an unsigned integer up to 18446744073709551615, found -1"});
   check([](auto& f) { f["entries"][2]["heads"] = nullptr; }, {"entries[2].heads: expected an object, found null"});
   check([](auto& f) { f["entries"][2]["heads"] = {{"head_count", 1}}; }, {"entries[2].heads: key \"first_head\" is missing"});
   check([](auto& f) { f["entries"][2]["item_length_bytes"] = 0; }, {"item length is 0"});
-  check([](auto& f) { f["entries"][1]["layer"] = 40; f["entries"][1]["role"] = "c4"; }, {"kv c4 layer 40", "entries 0 and 1"});
+  check(
+      [](auto& f) {
+        f["entries"][1]["layer"] = 40;
+        f["entries"][1]["role"] = "c4";
+      },
+      {"kv c4 layer 40", "entries 0 and 1"});
   check([](auto& f) { f["stage"]["end"] = 44; }, {"stage [39, 44)", "43 layers"});
 }
 
@@ -135,7 +143,8 @@ TEST_CASE("text that is no pool file is refused with its place") {
   CHECK_THAT(text("{\"schema\": NaN}"), Catch::Contains("parse error"));
   std::string huge = good;
   huge.replace(huge.find("\"base_address\":0"), 16, "\"base_address\":18446744073709551616");
-  CHECK_THAT(text(huge), Catch::Contains("entries[0].base_address: expected an unsigned integer up to 18446744073709551615, found 1.8446744073709552e+19"));
+  CHECK_THAT(text(huge),
+             Catch::Contains("entries[0].base_address: expected an unsigned integer up to 18446744073709551615, found 1.8446744073709552e+19"));
 }
 
 TEST_CASE("a damaged pool file is an error or another valid pool, never a crash") {
@@ -156,7 +165,8 @@ TEST_CASE("a damaged pool file is an error or another valid pool, never a crash"
     }
     const auto pool = parse_pool_file(text);
     if (!pool && pool.error().code == ErrorCode::internal) FAIL(pool.error().text);
-    if (pool && (!validate(*pool).has_value() || test::require_value(parse_pool_file(write_pool_file(*pool))) != *pool)) FAIL("accepted and not written back: " << text);
+    if (pool && (!validate(*pool).has_value() || test::require_value(parse_pool_file(write_pool_file(*pool))) != *pool))
+      FAIL("accepted and not written back: " << text);
   }
 }
 

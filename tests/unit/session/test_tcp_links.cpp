@@ -18,7 +18,7 @@
 #include <random>
 #include <set>
 
-#include "allocation_meter.h"
+#include "support/counted_new.h"
 #include "frames.h"
 #include "kvferry/tcp_links.h"
 
@@ -34,8 +34,6 @@ constexpr std::chrono::seconds kGuard{60};
 std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(steady_clock::now().time_since_epoch()).count());
 }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// Runs handlers until `done`; looks again at least every few milliseconds, because some conditions are about plain sockets.
 void run_until(asio::io_context& context, const std::string& what, const std::function<bool()>& done) {
