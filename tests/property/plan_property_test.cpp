@@ -3,6 +3,7 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <numeric>
 #include <set>
@@ -190,7 +191,10 @@ bool writes_a_byte_twice(const std::vector<ByteMove>& moves) {
 
 TEST_CASE("every small plan moves each wanted byte once, in order, with nothing left to merge, however it is given out") {
   const std::vector<IndexLists> lists = small_lists();
-  std::uint64_t checked = 0;
+  // KVFERRY_TEST_EVERY=N looks at every Nth only, for builds that are slow.
+  const char* const every_text = std::getenv("KVFERRY_TEST_EVERY");
+  const std::uint64_t every = every_text != nullptr ? std::max(1ull, std::strtoull(every_text, nullptr, 10)) : 1;
+  std::uint64_t seen = 0, checked = 0;
   Job job;
   for (const std::uint64_t item : {1, 3}) {
     for (const std::uint64_t source_padding : {0, 1}) {
@@ -202,6 +206,7 @@ TEST_CASE("every small plan moves each wanted byte once, in order, with nothing 
             job.lists[0] = pages;
             for (const std::uint64_t message : {1, 2, 3, 5, 7, 100}) {
               for (const std::uint32_t pieces : {1, 2, 9}) {
+                if (seen++ % every != 0) continue;
                 job.limits = {message, pieces};
                 if (std::string wrong = verify_job(job, checked); !wrong.empty()) FAIL(wrong << describe(job));
                 ++checked;
@@ -212,7 +217,8 @@ TEST_CASE("every small plan moves each wanted byte once, in order, with nothing 
       }
     }
   }
-  CHECK(checked > 100'000);
+  CHECK(seen > 100'000);
+  CHECK(checked >= seen / every);
 }
 
 TEST_CASE("large random plans keep the same promises") {
