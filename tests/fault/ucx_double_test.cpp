@@ -208,12 +208,10 @@ class Scene {
     ucx_double::faults().hold_sends = false;
     steps(500);
     if (!std::equal(before.begin(), before.end(), target_)) FAIL("bytes landed after the room was quiesced and fenced");
-    std::uint64_t covered = 0;
     std::vector<bool> written(kPool, false);
     for (const PlannedBatch& planned : plan_) {
       for (const kvferry_write& write : planned.writes) {
         const std::uint64_t length = length_of(write);
-        covered += length;
         std::fill_n(written.begin() + static_cast<std::ptrdiff_t>(write.remote_offset), length, true);
       }
     }

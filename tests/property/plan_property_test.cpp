@@ -196,16 +196,16 @@ TEST_CASE("every small plan moves each wanted byte once, in order, with nothing 
   const std::uint64_t every = every_text != nullptr ? std::max(1ull, std::strtoull(every_text, nullptr, 10)) : 1;
   std::uint64_t seen = 0, checked = 0;
   Job job;
-  for (const std::uint64_t item : {1, 3}) {
-    for (const std::uint64_t source_padding : {0, 1}) {
-      for (const std::uint64_t target_padding : {0, 1}) {
+  for (const std::uint64_t item : {1u, 3u}) {
+    for (const std::uint64_t source_padding : {0u, 1u}) {
+      for (const std::uint64_t target_padding : {0u, 1u}) {
         for (const Placement placement : kPlacements) {
           job.entries = small_entries({item, source_padding, target_padding, placement});
           if (job.entries.empty()) continue;
           for (const IndexLists& pages : lists) {
             job.lists[0] = pages;
-            for (const std::uint64_t message : {1, 2, 3, 5, 7, 100}) {
-              for (const std::uint32_t pieces : {1, 2, 9}) {
+            for (const std::uint64_t message : {1u, 2u, 3u, 5u, 7u, 100u}) {
+              for (const std::uint32_t pieces : {1u, 2u, 9u}) {
                 if (seen++ % every != 0) continue;
                 job.limits = {message, pieces};
                 if (std::string wrong = verify_job(job, checked); !wrong.empty()) FAIL(wrong << describe(job));

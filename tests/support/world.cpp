@@ -37,7 +37,7 @@ class Actor::Links final : public LinkPort {
   void connect(LinkId link, std::string_view address, std::uint64_t) override {
     World& world = self_.world_;
     Actor* self = &self_;
-    world.deliver(self, world.now_ns + world.delay(), [this, self, link, to = std::string(address)] {
+    world.deliver(self, world.now_ns + world.delay(), [self, link, to = std::string(address)] {
       World& w = self->world_;
       Actor* other = nullptr;
       for (auto& actor : w.actors_) {
