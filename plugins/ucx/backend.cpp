@@ -15,40 +15,13 @@ namespace {
 
 constexpr std::uint64_t kProcessCheckNs = 1'000'000;  // between two looks at the guards while the host does not sleep
 
-/// Peer ids are never used twice in a process, whichever backend gives them.
-kvferry_peer next_peer_id() {
-  static std::atomic<kvferry_peer> next{1};
-  return next.fetch_add(1, std::memory_order_relaxed);
-}
-
-/// Not 0.
-std::uint64_t random_number() {
-  std::random_device device;
-  std::uint64_t number = 0;
-  while (number == 0) number = (std::uint64_t{device()} << 32) | device();
-  return number;
-}
-
-std::uint8_t* make_fork_mark() {
-  void* page = mmap(nullptr, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) return nullptr;
-  if (madvise(page, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)), MADV_WIPEONFORK) != 0) {
-    (void)munmap(page, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));  // a mapping of ours: it cannot be refused
-    return nullptr;
-  }
-  *static_cast<std::uint8_t*>(page) = 1;
-  return static_cast<std::uint8_t*>(page);
-}
-
 }  // namespace
 
 Backend::Backend(const kvferry_host& host, const Settings& settings, WakeSet wake, std::uint64_t instance)
     : log_sink_(host),
       shared_{host, settings, own_identity(), instance, bound_library(), RegionTable(settings.regions_max, random_number() >> 24),
               Lanes(shared_.settings), std::move(wake), {}, {}, {}, 0},
-      last_progress_ns_(now_ns()),
-      process_(static_cast<std::uint32_t>(getpid())),
-      fork_mark_(make_fork_mark()) {}
+      last_progress_ns_(now_ns()) {}
 
 Result<std::unique_ptr<Backend>> Backend::create(const kvferry_host& host, const Settings& settings) {
   const Library library = bound_library();
@@ -63,11 +36,6 @@ Result<std::unique_ptr<Backend>> Backend::create(const kvferry_host& host, const
 Backend::~Backend() {
   for (auto& [id, peer] : peers_) peer->abandon();
   peers_.clear();
-  if (fork_mark_ != nullptr) (void)munmap(fork_mark_, static_cast<std::size_t>(sysconf(_SC_PAGESIZE)));  // a mapping of ours: it cannot be refused
-}
-
-bool Backend::forked() const noexcept {
-  return fork_mark_ != nullptr ? *static_cast<volatile std::uint8_t*>(fork_mark_) == 0 : process_ != static_cast<std::uint32_t>(getpid());
 }
 
 kvferry_limits Backend::limits() const {
@@ -133,6 +101,7 @@ Result<Region*> Backend::find_region(kvferry_region region, const char* what) {
 }
 
 Result<kvferry_region> Backend::register_region(const kvferry_region_desc& desc) {
+  if (auto checked = check_region_desc(desc, false); !checked) return fail(std::move(checked.error()));
   auto region = shared_.regions.add(desc);
   if (!region) return fail(std::move(region.error()));
   const bool writable = (desc.access & KVFERRY_ACCESS_REMOTE_WRITE) != 0;
@@ -213,6 +182,7 @@ Result<Backend::Allocation> Backend::allocate(std::uint64_t length, std::uint32_
   desc.access = KVFERRY_ACCESS_REMOTE_WRITE | KVFERRY_ACCESS_REMOTE_READ;
   desc.address = reinterpret_cast<std::uint64_t>(memory->mapping.address());
   desc.length = length;
+  if (auto checked = check_region_desc(desc, false); !checked) return fail(std::move(checked.error()));
   auto region = shared_.regions.add(desc);
   if (!region) return fail(std::move(region.error()));
   (*region)->shared = std::move(*memory);

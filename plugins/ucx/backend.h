@@ -10,19 +10,23 @@
 #include <string>
 #include <vector>
 
+#include "../common/process.h"
 #include "peer.h"
+#include "probe.h"
 
 namespace kvferry::ucx {
 
 class Backend {
  public:
+  using SettingsType = Settings;
+  static std::vector<kvferry_device> probe(const Settings& settings) { return probe_devices(settings); }
   static Result<std::unique_ptr<Backend>> create(const kvferry_host& host, const Settings& settings);
   ~Backend();
   Backend(const Backend&) = delete;
   Backend& operator=(const Backend&) = delete;
 
   /// True in a forked child, where nothing may be used.
-  bool forked() const noexcept;
+  bool forked() const noexcept { return fork_mark_.forked(); }
   kvferry_limits limits() const;
   kvferry_stats stats() const;
   std::string effective_config() const;
@@ -85,8 +89,7 @@ class Backend {
   std::uint64_t last_progress_ns_ = 0;
   std::uint64_t last_process_check_ns_ = 0;
   bool armed_ = false;
-  std::uint32_t process_ = 0;
-  std::uint8_t* fork_mark_ = nullptr;  ///< a page that reads zero in a forked child
+  ForkMark fork_mark_;
 };
 
 }  // namespace kvferry::ucx

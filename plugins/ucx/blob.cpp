@@ -2,28 +2,19 @@
 
 #include <arpa/inet.h>
 
-#include <boost/crc.hpp>
 #include <cstring>
 #include <type_traits>
 
+#include "../common/frame.h"
 #include "wire.h"
 
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x5855564bu;  // "KVUX"
-enum : std::uint16_t { kEndpoint = 1, kRegions = 2 };
+constexpr FrameKind kEndpoint{0x5855564bu /* "KVUX" */, 1, kWireVersion, "ucx", "an endpoint"};
+constexpr FrameKind kRegions{0x5855564bu, 2, kWireVersion, "ucx", "a regions"};
 constexpr std::uint32_t kListenersMax = 64;
 constexpr std::uint32_t kAddressBytesMax = 4096;
-
-struct Frame {
-  std::uint32_t magic;
-  std::uint16_t kind;
-  std::uint16_t version;
-  std::uint32_t length_bytes;
-  std::uint32_t crc;
-};
-static_assert(sizeof(Frame) == 16);
 
 struct EndpointBody {
   std::uint64_t instance, token;
@@ -39,55 +30,6 @@ struct RegionsBody {
   std::uint32_t region_count, reserved;
 };
 static_assert(sizeof(RegionsBody) == 16);
-
-void append(std::vector<std::uint8_t>& out, const void* bytes, std::size_t count) {
-  if (count == 0) return;
-  const auto* first = static_cast<const std::uint8_t*>(bytes);
-  out.insert(out.end(), first, first + count);
-}
-
-std::uint32_t crc_of(std::span<const std::uint8_t> body) {
-  boost::crc_32_type crc;
-  crc.process_bytes(body.data(), body.size());
-  return crc.checksum();
-}
-
-std::vector<std::uint8_t> framed(std::uint16_t kind, const std::vector<std::uint8_t>& body) {
-  Frame frame{kMagic, kind, static_cast<std::uint16_t>(kWireVersion), static_cast<std::uint32_t>(sizeof(Frame) + body.size()), crc_of(body)};
-  std::vector<std::uint8_t> out;
-  out.reserve(frame.length_bytes);
-  append(out, &frame, sizeof(frame));
-  append(out, body.data(), body.size());
-  return out;
-}
-
-Unexpected broken(const char* what, const std::string& why) {
-  return fail(ErrorCode::invalid_argument, std::string("read ") + what + " blob: " + why);
-}
-
-Result<std::span<const std::uint8_t>> unframe(std::span<const std::uint8_t> bytes, std::uint16_t kind, const char* what) {
-  if (bytes.size() < sizeof(Frame)) return broken(what, std::to_string(bytes.size()) + " bytes are less than a frame");
-  const auto frame = read_struct<Frame>(bytes.data());
-  if (frame.magic != kMagic) return broken(what, "it is not of the ucx backend");
-  if (frame.version != kWireVersion) {
-    return fail(ErrorCode::version, std::string("read ") + what + " blob: it has version " + std::to_string(frame.version) + ", this side speaks " +
-                                        std::to_string(kWireVersion));
-  }
-  if (frame.kind != kind) return broken(what, "it is of kind " + std::to_string(frame.kind) + ", wanted " + std::to_string(kind));
-  if (frame.length_bytes != bytes.size()) {
-    return broken(what, "it says " + std::to_string(frame.length_bytes) + " bytes, there are " + std::to_string(bytes.size()));
-  }
-  const auto body = bytes.subspan(sizeof(Frame));
-  if (crc_of(body) != frame.crc) return broken(what, "the CRC does not match");
-  return body;
-}
-
-template <class T>
-T take(std::span<const std::uint8_t>& body) {
-  const T value = read_struct<T>(body.data());
-  body = body.subspan(sizeof(T));
-  return value;
-}
 
 }  // namespace
 
@@ -129,21 +71,20 @@ std::vector<std::uint8_t> encode(const RegionsBlob& blob) {
 }
 
 Result<EndpointBlob> decode_endpoint(std::span<const std::uint8_t> bytes) {
-  constexpr const char* kWhat = "an endpoint";
-  if (bytes.size() > kEndpointBlobBytesMax) return broken(kWhat, std::to_string(bytes.size()) + " bytes are above the limit");
-  auto unframed = unframe(bytes, kEndpoint, kWhat);
+  if (bytes.size() > kEndpointBlobBytesMax) return broken(kEndpoint, std::to_string(bytes.size()) + " bytes are above the limit");
+  auto unframed = unframe(bytes, kEndpoint);
   if (!unframed) return fail(std::move(unframed.error()));
   auto rest = *unframed;
-  if (rest.size() < sizeof(EndpointBody)) return broken(kWhat, "the body is too short");
+  if (rest.size() < sizeof(EndpointBody)) return broken(kEndpoint, "the body is too short");
   const auto body = take<EndpointBody>(rest);
   if (body.listener_count > kListenersMax || body.shm_address_bytes > kAddressBytesMax || body.tcp_address_bytes > kAddressBytesMax) {
-    return broken(kWhat, "a length in it is above its limit");
+    return broken(kEndpoint, "a length in it is above its limit");
   }
   const std::size_t wanted = body.listener_count * sizeof(Listener) + body.shm_address_bytes + body.tcp_address_bytes;
-  if (rest.size() != wanted) return broken(kWhat, "its parts have " + std::to_string(wanted) + " bytes, there are " + std::to_string(rest.size()));
-  if (body.instance == 0 || body.token == 0) return broken(kWhat, "instance or token is zero");
-  if (body.lane > 2 || body.mapped > 1) return broken(kWhat, "an unknown lane or flag");
-  if (body.identity.boot_id.back() != 0) return broken(kWhat, "the boot id has no end");
+  if (rest.size() != wanted) return broken(kEndpoint, "its parts have " + std::to_string(wanted) + " bytes, there are " + std::to_string(rest.size()));
+  if (body.instance == 0 || body.token == 0) return broken(kEndpoint, "instance or token is zero");
+  if (body.lane > 2 || body.mapped > 1) return broken(kEndpoint, "an unknown lane or flag");
+  if (body.identity.boot_id.back() != 0) return broken(kEndpoint, "the boot id has no end");
   EndpointBlob blob;
   blob.instance = body.instance;
   blob.token = body.token;
@@ -156,7 +97,7 @@ Result<EndpointBlob> decode_endpoint(std::span<const std::uint8_t> bytes) {
   blob.control = body.control;
   for (std::uint32_t i = 0; i < body.listener_count; ++i) {
     const auto listener = take<Listener>(rest);
-    if ((listener.family != 4 && listener.family != 6) || listener.port == 0 || listener.port > 65535) return broken(kWhat, "a listener is malformed");
+    if ((listener.family != 4 && listener.family != 6) || listener.port == 0 || listener.port > 65535) return broken(kEndpoint, "a listener is malformed");
     blob.listeners.push_back(listener);
   }
   blob.shm_address.assign(rest.begin(), rest.begin() + body.shm_address_bytes);
@@ -165,25 +106,24 @@ Result<EndpointBlob> decode_endpoint(std::span<const std::uint8_t> bytes) {
 }
 
 Result<RegionsBlob> decode_regions(std::span<const std::uint8_t> bytes, std::uint64_t regions_max) {
-  constexpr const char* kWhat = "a regions";
-  auto unframed = unframe(bytes, kRegions, kWhat);
+  auto unframed = unframe(bytes, kRegions);
   if (!unframed) return fail(std::move(unframed.error()));
   auto rest = *unframed;
-  if (rest.size() < sizeof(RegionsBody)) return broken(kWhat, "the body is too short");
+  if (rest.size() < sizeof(RegionsBody)) return broken(kRegions, "the body is too short");
   const auto body = take<RegionsBody>(rest);
   if (body.region_count > regions_max) {
     return fail(ErrorCode::limit, "read a regions blob: " + std::to_string(body.region_count) + " regions, regions_max is " + std::to_string(regions_max));
   }
-  if (rest.size() != body.region_count * sizeof(RegionRecord)) return broken(kWhat, "its length does not fit its count");
-  if (body.instance == 0) return broken(kWhat, "the instance is zero");
+  if (rest.size() != body.region_count * sizeof(RegionRecord)) return broken(kRegions, "its length does not fit its count");
+  if (body.instance == 0) return broken(kRegions, "the instance is zero");
   RegionsBlob blob;
   blob.instance = body.instance;
   blob.regions.reserve(body.region_count);
   for (std::uint32_t i = 0; i < body.region_count; ++i) {
     const auto record = take<RegionRecord>(rest);
-    if (record.id == 0 || record.length_bytes == 0) return broken(kWhat, "a region has no id or no length");
+    if (record.id == 0 || record.length_bytes == 0) return broken(kRegions, "a region has no id or no length");
     if (record.file.present > 1 || (record.file.present == 1 && record.file.length_bytes < record.length_bytes)) {
-      return broken(kWhat, "a region is longer than its file");
+      return broken(kRegions, "a region is longer than its file");
     }
     blob.regions.push_back(record);
   }

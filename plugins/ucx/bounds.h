@@ -1,18 +1,15 @@
-// Limits that are no settings.
+// Limits of this backend that are no settings.
 #pragma once
 
 #include <cstdint>
 
+#include "../common/bounds.h"
+
 namespace kvferry::ucx {
 
+using namespace plugins;
+
 constexpr std::uint32_t kPiecesPerWriteMax = 64;
-constexpr std::uint32_t kWritesPerBatchMax = 2048;
-constexpr std::uint32_t kPiecesPerBatchMax = 4096;
-// Per peer, accepted and not ended. The rings take about a megabyte once the peer has sent something.
-constexpr std::uint64_t kWritesInFlightMax = 16384;
-constexpr std::uint64_t kPiecesInFlightMax = 32768;
-constexpr std::uint64_t kControlEventsMax = 65536;  ///< answers to cancel, fence, flush, region_quiesce that wait to be polled
-constexpr std::uint64_t kTargetEventsMax = 4096;    ///< notifications and refusals of one peer that wait; beyond it the peer is not progressed
-constexpr std::uint64_t kMessagesAheadMax = 4096;   ///< how far a message may be ahead of the oldest one that is missing
+constexpr std::uint64_t kMessagesAheadMax = 4096;  ///< how far a message may be ahead of the oldest one that is missing
 
 }  // namespace kvferry::ucx

@@ -16,7 +16,6 @@
 namespace kvferry::ucx {
 namespace {
 
-constexpr std::size_t kProcFileMax = 16 * 1024;
 
 std::uint64_t inode_of(const char* path) {
   struct stat status {};
@@ -57,25 +56,6 @@ std::optional<std::uint64_t> start_ticks_of(const std::string& process) {
 }
 
 }  // namespace
-
-std::string read_small_file(const std::string& path) {
-  FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::string text(kProcFileMax, '\0');
-  std::size_t used = 0;
-  while (file.valid() && used < text.size()) {
-    const ssize_t got = read(file.get(), text.data() + used, text.size() - used);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    used += static_cast<std::size_t>(got);
-  }
-  text.resize(used);
-  return text;
-}
-
-std::string errno_text(int error_number) {
-  char buffer[128];
-  return std::string(strerror_r(error_number, buffer, sizeof(buffer))) + " (errno " + std::to_string(error_number) + ")";
-}
 
 HostIdentity own_identity() {
   HostIdentity identity{};

@@ -9,10 +9,13 @@
 #include <cstdint>
 #include <string>
 
-#include "file_descriptor.h"
+#include "../common/file_descriptor.h"
+#include "../common/process.h"
 #include "kvferry/result.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 /// Travels in the endpoint blob as it is.
 struct HostIdentity {
@@ -50,11 +53,5 @@ class ProcessGuard {
   explicit ProcessGuard(FileDescriptor descriptor) : descriptor_(std::move(descriptor)) {}
   FileDescriptor descriptor_;
 };
-
-/// The start of a small file, as below /proc; empty when it cannot be read.
-std::string read_small_file(const std::string& path);
-
-/// "Permission denied (errno 13)".
-std::string errno_text(int error_number);
 
 }  // namespace kvferry::ucx

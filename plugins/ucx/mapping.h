@@ -17,10 +17,12 @@
 #include <memory>
 
 #include "blob.h"
-#include "file_descriptor.h"
+#include "../common/file_descriptor.h"
 #include "kvferry/result.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 /// A shared mapping, of ours or of a neighbour's file.
 class Mapping {

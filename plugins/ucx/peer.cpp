@@ -14,6 +14,10 @@ constexpr int kProofSpins = 200;
 constexpr std::uint64_t kSpinMaxNs = 2'000'000;       // how long UCX may say "busy" without anything happening before we let the host sleep
 constexpr std::size_t kControlBacklogMax = 64;        // acknowledgements wait while so much else does: they are cumulative
 
+Initiator::Limits initiator_limits(const Settings& settings) {
+  return {settings.batches_in_flight, settings.window_bytes, settings.write_bytes_max, settings.cancels_max, kPiecesPerWriteMax, false};
+}
+
 std::string milliseconds(std::uint64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
 }  // namespace
@@ -31,7 +35,7 @@ Result<std::shared_ptr<Context>> Lanes::open(LaneClass lane) {
 Peer::Peer(Shared& shared, const Options& options)
     : shared_(shared),
       options_(options),
-      initiator_({options.id, shared.settings, shared.regions, shared.events, shared.counters, shared.control_events}),
+      initiator_({options.id, "ucx", initiator_limits(shared.settings), shared.regions, remote_regions_, shared.events, shared.counters, shared.control_events}),
       target_({options.id, shared.regions, shared.fences_of_all, shared.events, shared.counters}) {}
 
 Peer::~Peer() {
@@ -125,8 +129,11 @@ Result<void> Peer::import_regions(std::span<const std::uint8_t> bytes) {
   }
   regions_instance_ = blob->instance;
   for (const RegionRecord& record : blob->regions) {
-    initiator_.remote_regions().put(record);
-    if (state_ == KVFERRY_PEER_UP) ask_for_mapping(*initiator_.remote_regions().find(record.id));
+    RemoteRegion& region = remote_regions_.place(record.id);
+    region.length = record.length_bytes;
+    region.access = record.access;
+    region.file = record.file;
+    if (state_ == KVFERRY_PEER_UP) ask_for_mapping(region);
   }
   return {};
 }
@@ -235,14 +242,14 @@ void Peer::become_up() {
   const std::uint64_t theirs = shm ? remote_->shm_message_bytes : remote_->tcp_message_bytes;
   options.message_bytes = std::min(link()->message_bytes_max(), theirs);
   options.messages_in_flight = shared_.settings.messages_in_flight;
-  sender_ = std::make_unique<ScatterSender>(*link(), options, initiator_.remote_regions(), may_map() ? writer_.get() : nullptr, shared_.counters);
+  sender_ = std::make_unique<ScatterSender>(*link(), options, remote_regions_, may_map() ? writer_.get() : nullptr, shared_.counters);
   initiator_.use(sender_.get());
   description_ = std::string(shm ? "error mode none" : "error mode peer") + ", messages of " + std::to_string(options.message_bytes) + " bytes, " +
                  (guard_ != nullptr ? "process " + std::to_string(remote_->identity.process) + " watched" : "process not watched") + ", " +
                  link()->description();
   shared_.log(KVFERRY_LOG_INFO, text() + ": up over " + to_string(link()->lane()) + ", " + description_);
   push_event(KVFERRY_EVENT_PEER_UP, nullptr);
-  for (RemoteRegion& region : initiator_.remote_regions().all()) ask_for_mapping(region);
+  for (RemoteRegion& region : remote_regions_.all()) ask_for_mapping(region);
 }
 
 // ---- mapped memory ------------------------------------------------------------------------------------------------------------------------------
@@ -288,7 +295,7 @@ void Peer::take_map_message(MessageKind kind, std::span<const std::uint8_t> byte
   if (kind == MessageKind::map_request) return grant(message.region);
   if (writer_ == nullptr) return protocol_error(Error(ErrorCode::internal, "an answer about mapped memory that nobody asked for"));
   if (kind == MessageKind::map_revoke) writer_->follow_epoch();
-  RemoteRegion* region = initiator_.remote_regions().find(message.region);
+  RemoteRegion* region = remote_regions_.find(message.region);
   if (region == nullptr) return;
   if (kind == MessageKind::map_revoke) {
     region->revoked_epoch = message.epoch;
@@ -339,7 +346,7 @@ Peer::Proof Peer::stop_region(kvferry_region region) {
 
 /// While there is nothing better to do. True: there may be more.
 bool Peer::populate_mappings() {
-  std::vector<RemoteRegion>& regions = initiator_.remote_regions().all();
+  std::vector<RemoteRegion>& regions = remote_regions_.all();
   for (; populate_next_ < regions.size(); ++populate_next_) {
     RemoteRegion& region = regions[populate_next_];
     const std::uint64_t left = region.mapping.length() - region.populated;
@@ -558,7 +565,7 @@ void Peer::stop_everything() {
   drop_link(tcp_link_);
   sender_.reset();
   writer_.reset();
-  for (RemoteRegion& region : initiator_.remote_regions().all()) region.mapping.reset();
+  for (RemoteRegion& region : remote_regions_.all()) region.mapping.reset();
   if (owner_ != nullptr) owner_->close();
   if (owner_ != nullptr && owner_->active() && open_proof_.owner == nullptr) open_proof_ = {owner_, owner_->busy()};
 }
@@ -647,7 +654,7 @@ kvferry_peer_info Peer::info() const {
   info.bytes_in_flight = initiator_.bytes_in_flight();
   info.last_heard_ns = last_heard_ns_;
   const auto copy = [](char* out, std::size_t capacity, const std::string& from) { std::memcpy(out, from.data(), std::min(from.size(), capacity - 1)); };
-  for (const RemoteRegion& region : initiator_.remote_regions().all()) info.mapped_regions += region.mapping.address() != nullptr ? 1 : 0;
+  for (const RemoteRegion& region : remote_regions_.all()) info.mapped_regions += region.mapping.address() != nullptr ? 1 : 0;
   if (link() != nullptr) copy(info.lane, sizeof(info.lane), info.mapped_regions > 0 ? "mapped" : to_string(link()->lane()));
   copy(info.detail, sizeof(info.detail), description_);
   info.last_error.struct_size = sizeof(info.last_error);

@@ -14,16 +14,18 @@
 #include <vector>
 
 #include "blob.h"
-#include "initiator.h"
+#include "../common/initiator.h"
 #include "lane_choice.h"
 #include "link.h"
 #include "mapped_lane.h"
 #include "reachability.h"
 #include "scatter_sender.h"
 #include "target.h"
-#include "wake_set.h"
+#include "../common/wake_set.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 /// The lane classes of a backend, opened when first needed.
 class Lanes {
@@ -77,6 +79,7 @@ class Peer final : public MessageSink {
   Initiator& initiator() noexcept { return initiator_; }
   const Initiator& initiator() const noexcept { return initiator_; }
   Target& target() noexcept { return target_; }
+  void forget_region(kvferry_region region) { remote_regions_.erase(region); }
 
   Result<std::vector<std::uint8_t>> export_endpoint();
   Result<void> connect(std::span<const std::uint8_t> blob, std::uint64_t deadline_ns);
@@ -150,6 +153,7 @@ class Peer final : public MessageSink {
   Shared& shared_;
   const Options options_;
   std::uint32_t state_ = KVFERRY_PEER_CREATED;
+  RemoteRegionTable remote_regions_;
   Initiator initiator_;
   Target target_;
 

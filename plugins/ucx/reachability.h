@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "blob.h"
-#include "file_descriptor.h"
+#include "../common/file_descriptor.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 /// The descriptors this process has open, to find the listening sockets that a call opens.
 class DescriptorSnapshot {

@@ -249,9 +249,9 @@ bool ScatterSender::take_ack() {
   return true;
 }
 
-void ScatterSender::give_up(std::uint64_t first_sequence, std::uint64_t last_sequence) {
+void ScatterSender::give_up(std::uint64_t, const Batch& batch) {
   for (SendSlot& slot : slots_) {
-    if (slot.pending && slot.sequence >= first_sequence && slot.sequence <= last_sequence) slot.voided = true;
+    if (slot.pending && slot.sequence >= batch.first_sequence && slot.sequence <= batch.last_sequence) slot.voided = true;
   }
 }
 

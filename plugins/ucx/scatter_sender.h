@@ -13,13 +13,15 @@
 #include <string>
 #include <vector>
 
-#include "counters.h"
+#include "../common/counters.h"
 #include "kvferry/result.h"
 #include "link.h"
 #include "mapped_lane.h"
-#include "sender.h"
+#include "../common/sender.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 class ScatterSender final : public Sender {
  public:
@@ -32,8 +34,9 @@ class ScatterSender final : public Sender {
   ScatterSender(Link& link, const Options& options, RemoteRegionTable& remote_regions, MappedWriter* writer, Counters& counters);
 
   Pumped pump(WriteQueue& queue, QueueOwner& owner) override;
-  std::uint64_t delivered() const noexcept override { return delivered_; }
-  void give_up(std::uint64_t first_sequence, std::uint64_t last_sequence) override;
+  bool delivered(const Batch& batch) const noexcept override { return batch.last_sequence <= delivered_; }
+  bool in_order() const noexcept override { return true; }
+  void give_up(std::uint64_t number, const Batch& batch) override;
   bool reads_room(std::uint64_t room, std::uint32_t generation) const override;
   bool reads_region(kvferry_region region) const override;
 

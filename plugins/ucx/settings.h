@@ -34,7 +34,4 @@ struct Settings {
   std::string to_json(std::string_view extra) const;
 };
 
-/// `text` as a JSON string, with quotes.
-std::string json_string(std::string_view text);
-
 }  // namespace kvferry::ucx

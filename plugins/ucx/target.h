@@ -11,14 +11,16 @@
 #include <string>
 #include <vector>
 
-#include "counters.h"
-#include "events.h"
-#include "fences.h"
+#include "../common/counters.h"
+#include "../common/events.h"
+#include "../common/fences.h"
 #include "bounds.h"
 #include "regions.h"
 #include "wire.h"
 
 namespace kvferry::ucx {
+
+using namespace plugins;
 
 class Target {
  public:

@@ -12,13 +12,16 @@
 
 #include <bit>
 #include <cstdint>
-#include <cstring>
+
+#include "../common/frame.h"
 
 namespace kvferry::ucx {
 
+using namespace plugins;
+
 static_assert(std::endian::native == std::endian::little, "the messages are written as they lie in memory");
 
-constexpr std::uint32_t kWireVersion = 1;
+constexpr std::uint16_t kWireVersion = 1;
 constexpr unsigned kActiveMessageId = 1;
 
 enum class MessageKind : std::uint16_t {
@@ -125,13 +128,5 @@ struct GoodbyeMessage {
 
 static_assert(sizeof(MessageHead) == 16 && sizeof(DataHead) == 72 && sizeof(NotificationRecord) == 48 && sizeof(DataEntry) == 24);
 static_assert(sizeof(AckMessage) == 48 && sizeof(RefusedMessage) == 32 + kRefusedTextBytes && sizeof(FenceMessage) == 40 && sizeof(MapMessage) == 32);
-
-/// A copy of the struct at `bytes`, which may be unaligned.
-template <class T>
-inline T read_struct(const std::uint8_t* bytes) noexcept {
-  T value;
-  std::memcpy(&value, bytes, sizeof(T));
-  return value;
-}
 
 }  // namespace kvferry::ucx

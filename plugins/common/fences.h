@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <unordered_map>
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 /// Rooms with the highest generation of each that is refused.
 class Fences {
@@ -24,4 +24,4 @@ class Fences {
   std::unordered_map<std::uint64_t, std::uint32_t> rooms_;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

@@ -14,26 +14,32 @@
 #include "counters.h"
 #include "events.h"
 #include "fences.h"
-#include "regions.h"
+#include "region_table.h"
 #include "sender.h"
-#include "settings.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 class Initiator final : public QueueOwner {
  public:
+  struct Limits {
+    std::uint64_t batches_in_flight = 0;
+    std::uint64_t window_bytes = 0;     ///< accepted and not ended
+    std::uint64_t write_bytes_max = 0;
+    std::uint64_t cancels_max = 0;      ///< canceled rooms that are remembered
+    std::uint32_t pieces_per_write_max = 0;
+    bool reads = false;
+  };
   struct Environment {
     kvferry_peer peer = 0;
-    const Settings& settings;
-    const RegionTable& regions;
+    const char* backend_name = "";
+    Limits limits;
+    const LocalRegions& regions;
+    const RemoteRegions& remote_regions;
     EventQueue& events;
     Counters& counters;
     std::uint64_t& control_events;  ///< of the backend: answers not polled yet
   };
   explicit Initiator(const Environment& environment) : env_(environment) {}
-
-  RemoteRegionTable& remote_regions() noexcept { return remote_regions_; }
-  const RemoteRegionTable& remote_regions() const noexcept { return remote_regions_; }
 
   /// From up to lost or closed; the sender must outlive that. Null: nothing is read or sent any more.
   void use(Sender* sender) noexcept { sender_ = sender; }
@@ -65,10 +71,13 @@ class Initiator final : public QueueOwner {
   std::uint32_t batches_in_flight() const noexcept { return batches_open_; }
   std::uint64_t bytes_in_flight() const noexcept { return queue_.bytes; }
   bool idle() const noexcept { return batches_open_ == 0; }
+  WriteQueue& queue() noexcept { return queue_; }
+
 
   bool withhold(std::uint64_t batch) override;
   std::uint64_t since_sequence(std::uint64_t batch) override;
   std::uint64_t oldest_sequence() override;
+  void fail_batch(std::uint64_t number, const Error& error) override { end_batch(number, &error); }
 
  private:
   using Room = std::pair<std::uint64_t, std::uint32_t>;
@@ -93,7 +102,6 @@ class Initiator final : public QueueOwner {
 
   const Environment env_;
   Sender* sender_ = nullptr;
-  RemoteRegionTable remote_regions_;
   WriteQueue queue_;
   std::uint64_t delivery_cursor_ = 0;  ///< batches before it have ended
   std::uint32_t batches_open_ = 0;
@@ -109,4 +117,4 @@ class Initiator final : public QueueOwner {
   Pumped last_pump_ = Pumped::idle;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

@@ -4,7 +4,7 @@
 
 #include "bounds.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 namespace {
 
 std::string room_text(std::uint64_t room, std::uint32_t generation) {
@@ -18,18 +18,19 @@ std::string room_text(std::uint64_t room, std::uint32_t generation) {
 /// One write, checked in full; its length and the addresses of its pieces are noted. False: `objection` tells why not.
 bool Initiator::resolve(const kvferry_batch& batch, std::uint32_t index) noexcept {
   const kvferry_write& write = batch.writes[index];
-  if (write.op != KVFERRY_OP_WRITE || write.reserved != 0 || write.piece_count == 0 || write.piece_count > kPiecesPerWriteMax) return false;
+  const bool read = write.op == KVFERRY_OP_READ && env_.limits.reads;
+  if ((write.op != KVFERRY_OP_WRITE && !read) || write.reserved != 0 || write.piece_count == 0 || write.piece_count > env_.limits.pieces_per_write_max) return false;
   if (std::uint64_t{write.first_piece} + write.piece_count > batch.piece_count) return false;
   std::uint64_t length = 0;
   for (std::uint32_t i = write.first_piece; i < write.first_piece + write.piece_count; ++i) {
     const kvferry_piece& piece = batch.pieces[i];
-    const Region* region = env_.regions.find(piece.region);
+    const LocalRegion* region = env_.regions.find_local(piece.region);
     if (region == nullptr || region->draining || piece.length == 0) return false;
     if (piece.offset > region->length || piece.length > region->length - piece.offset || !checked_add(length, piece.length, length)) return false;
     addresses_[i] = region->address + piece.offset;
   }
-  const RemoteRegion* remote = remote_regions_.find(write.remote_region);
-  if (length > env_.settings.write_bytes_max || remote == nullptr || (remote->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return false;
+  const RemoteRegionBase* remote = env_.remote_regions.find_remote(write.remote_region);
+  if (length > env_.limits.write_bytes_max || remote == nullptr || (remote->access & (read ? KVFERRY_ACCESS_REMOTE_READ : KVFERRY_ACCESS_REMOTE_WRITE)) == 0) return false;
   if (write.remote_offset > remote->length || length > remote->length - write.remote_offset) return false;
   lengths_[index] = length;
   return true;
@@ -38,12 +39,13 @@ bool Initiator::resolve(const kvferry_batch& batch, std::uint32_t index) noexcep
 Error Initiator::objection(const kvferry_batch& batch, std::uint32_t index) const {
   const kvferry_write& write = batch.writes[index];
   const std::string what = "write " + std::to_string(index);
-  if (write.op == KVFERRY_OP_READ) return {ErrorCode::unsupported, what + ": the ucx backend has no reads"};
-  if (write.op != KVFERRY_OP_WRITE) return {ErrorCode::invalid_argument, what + ": operation " + std::to_string(write.op) + " is not known"};
+  const bool read = write.op == KVFERRY_OP_READ;
+  if (read && !env_.limits.reads) return {ErrorCode::unsupported, what + ": the " + env_.backend_name + " backend has no reads"};
+  if (write.op != KVFERRY_OP_WRITE && !read) return {ErrorCode::invalid_argument, what + ": operation " + std::to_string(write.op) + " is not known"};
   if (write.reserved != 0) return {ErrorCode::invalid_argument, what + ": reserved is " + std::to_string(write.reserved) + ", not 0"};
   if (write.piece_count == 0) return {ErrorCode::invalid_argument, what + ": it has no piece"};
-  if (write.piece_count > kPiecesPerWriteMax) {
-    return {ErrorCode::limit, what + ": " + std::to_string(write.piece_count) + " pieces, " + std::to_string(kPiecesPerWriteMax) + " are possible"};
+  if (write.piece_count > env_.limits.pieces_per_write_max) {
+    return {ErrorCode::limit, what + ": " + std::to_string(write.piece_count) + " pieces, " + std::to_string(env_.limits.pieces_per_write_max) + " are possible"};
   }
   if (std::uint64_t{write.first_piece} + write.piece_count > batch.piece_count) {
     return {ErrorCode::out_of_range, what + ": pieces " + std::to_string(write.first_piece) + " and " + std::to_string(write.piece_count - 1) +
@@ -52,7 +54,7 @@ Error Initiator::objection(const kvferry_batch& batch, std::uint32_t index) cons
   std::uint64_t length = 0;
   for (std::uint32_t i = 0; i < write.piece_count; ++i) {
     const kvferry_piece& piece = batch.pieces[write.first_piece + i];
-    const Region* region = env_.regions.find(piece.region);
+    const LocalRegion* region = env_.regions.find_local(piece.region);
     const std::string local = "local region " + std::to_string(piece.region);
     if (region == nullptr) return {ErrorCode::not_found, what + ": " + local + " is not registered"};
     if (region->draining) return {ErrorCode::not_found, what + ": " + local + " is being deregistered"};
@@ -63,13 +65,15 @@ Error Initiator::objection(const kvferry_batch& batch, std::uint32_t index) cons
     }
     if (!checked_add(length, piece.length, length)) return {ErrorCode::out_of_range, what + ": the sum of its lengths wraps"};
   }
-  if (length > env_.settings.write_bytes_max) {
-    return {ErrorCode::limit, what + ": " + std::to_string(length) + " bytes, write_bytes_max is " + std::to_string(env_.settings.write_bytes_max)};
+  if (length > env_.limits.write_bytes_max) {
+    return {ErrorCode::limit, what + ": " + std::to_string(length) + " bytes, write_bytes_max is " + std::to_string(env_.limits.write_bytes_max)};
   }
-  const RemoteRegion* remote = remote_regions_.find(write.remote_region);
+  const RemoteRegionBase* remote = env_.remote_regions.find_remote(write.remote_region);
   const std::string theirs = "remote region " + std::to_string(write.remote_region);
   if (remote == nullptr) return {ErrorCode::not_found, what + ": the peer exported no region " + std::to_string(write.remote_region)};
-  if ((remote->access & KVFERRY_ACCESS_REMOTE_WRITE) == 0) return {ErrorCode::invalid_argument, what + ": " + theirs + " was exported without remote write"};
+  if ((remote->access & (read ? KVFERRY_ACCESS_REMOTE_READ : KVFERRY_ACCESS_REMOTE_WRITE)) == 0) {
+    return {ErrorCode::invalid_argument, what + ": " + theirs + " was exported without remote " + (read ? "read" : "write")};
+  }
   return {ErrorCode::out_of_range, what + ": remote offset " + std::to_string(write.remote_offset) + " and " + std::to_string(length) + " bytes, " + theirs +
                                        " has " + std::to_string(remote->length)};
 }
@@ -102,7 +106,7 @@ Result<void> Initiator::check(const kvferry_batch& batch, std::uint64_t& ret_obj
 
 void Initiator::reserve() {
   if (queue_.batches.capacity() != 0) return;
-  queue_.batches.reserve(env_.settings.batches_in_flight);
+  queue_.batches.reserve(env_.limits.batches_in_flight);
   queue_.writes.reserve(kWritesInFlightMax);
   queue_.pieces.reserve(kPiecesInFlightMax);
   lengths_.resize(kWritesPerBatchMax);
@@ -114,13 +118,13 @@ std::uint32_t Initiator::take_writes(const kvferry_batch& batch) {
   std::uint32_t taken = 0;
   for (; taken < batch.write_count; ++taken) {
     const kvferry_write& write = batch.writes[taken];
-    if (queue_.writes.free() == 0 || queue_.pieces.free() < write.piece_count || queue_.bytes + lengths_[taken] > env_.settings.window_bytes) break;
+    if (queue_.writes.free() == 0 || queue_.pieces.free() < write.piece_count || queue_.bytes + lengths_[taken] > env_.limits.window_bytes) break;
     const std::uint64_t first_piece = queue_.pieces.next();
     for (std::uint32_t i = 0; i < write.piece_count; ++i) {
       const kvferry_piece& piece = batch.pieces[write.first_piece + i];
       queue_.pieces.push() = {addresses_[write.first_piece + i], piece.length, piece.region};
     }
-    queue_.writes.push() = {write.remote_region, write.remote_offset, lengths_[taken], first_piece};
+    queue_.writes.push() = {write.remote_region, write.remote_offset, lengths_[taken], first_piece, write.op};
     queue_.bytes += lengths_[taken];
   }
   return taken;
@@ -132,7 +136,7 @@ Result<Initiator::Accepted> Initiator::submit(const kvferry_batch& batch, std::u
   if (canceled_.count({batch.room, batch.generation}) != 0) {
     return fail(ErrorCode::canceled, "submit: " + room_text(batch.room, batch.generation) + " was canceled");
   }
-  if (queue_.batches.size() >= env_.settings.batches_in_flight) return Accepted{};
+  if (queue_.batches.size() >= env_.limits.batches_in_flight) return Accepted{};
   const std::uint64_t number = queue_.batches.next();
   const std::uint64_t first_write = queue_.writes.next(), first_piece = queue_.pieces.next(), bytes_before = queue_.bytes;
   const std::uint32_t taken = take_writes(batch);
@@ -220,7 +224,7 @@ void Initiator::end_batch(std::uint64_t number, const Error* error) {
   if (error != nullptr) {
     event.error = std::make_unique<Error>(*error);
     batch.inherited_code = static_cast<std::int32_t>(error->code);
-    if (sender_ != nullptr && batch.first_sequence != 0) sender_->give_up(batch.first_sequence, batch.last_sequence);
+    if (sender_ != nullptr && batch.first_sequence != 0) sender_->give_up(number, batch);
     for (std::uint64_t later = number + 1; later != queue_.batches.next(); ++later) {
       Batch& other = queue_.batches[later];
       if (other.same_room(batch) && !other.ended && other.inherited_code == 0) other.inherited_code = batch.inherited_code;
@@ -231,12 +235,14 @@ void Initiator::end_batch(std::uint64_t number, const Error* error) {
 }
 
 void Initiator::deliver() {
-  const std::uint64_t delivered = sender_->delivered();
-  for (; delivery_cursor_ != queue_.batches.next(); ++delivery_cursor_) {
-    const Batch& batch = queue_.batches[delivery_cursor_];
-    if (batch.ended) continue;
-    if (!batch.sent || batch.last_sequence > delivered) break;
-    end_batch(delivery_cursor_, nullptr);
+  const bool in_order = sender_->in_order();
+  bool all_ended = true;  // up to here
+  for (std::uint64_t number = delivery_cursor_; number != queue_.batches.next(); ++number) {
+    const Batch& batch = queue_.batches[number];
+    if (!batch.ended && batch.sent && sender_->delivered(batch)) end_batch(number, nullptr);
+    all_ended = all_ended && batch.ended;
+    if (all_ended) delivery_cursor_ = number + 1;
+    if (in_order && !batch.ended) break;
   }
 }
 
@@ -257,13 +263,14 @@ void Initiator::expire(std::uint64_t now_ns) {
 }
 
 bool Initiator::step(std::uint64_t now_ns) {
-  if (delivery_cursor_ == queue_.batches.next() && cancels_waiting_.empty() && flushes_.empty()) {
+  if (queue_.batches.size() == 0 && cancels_waiting_.empty() && flushes_.empty()) {
     last_pump_ = Pumped::idle;
     return false;
   }
   const std::uint64_t events_before = env_.events.size();
   const std::uint64_t cursor_before = queue_.cursor_piece + queue_.cursor_batch;
   deliver();
+  reclaim();
   if (next_deadline_ns_ != 0 && now_ns >= next_deadline_ns_) expire(now_ns);
   last_pump_ = queue_.idle() ? Pumped::idle : sender_->pump(queue_, *this);
   if (!cancels_waiting_.empty()) answer_cancels();
@@ -292,8 +299,12 @@ void Initiator::on_fenced(std::uint64_t room, std::uint32_t generation) {
 }
 
 void Initiator::end_everything(const Error& error) {
-  for (std::uint64_t number = delivery_cursor_; number != queue_.batches.next(); ++number) end_batch(number, &error);
+  for (std::uint64_t number = queue_.batches.oldest(); number != queue_.batches.next(); ++number) {
+    end_batch(number, &error);
+    queue_.batches[number].outstanding = queue_.batches[number].waiting_again = 0;
+  }
   delivery_cursor_ = queue_.batches.next();
+  reclaim();
   answer_cancels();
   answer_flushes();
 }
@@ -307,7 +318,7 @@ void Initiator::reclaim() {
   while (queue_.batches.size() > 0) {
     const std::uint64_t number = queue_.batches.oldest();
     const Batch& batch = queue_.batches[number];
-    if (!batch.polled) return;
+    if (!batch.polled || batch.outstanding != 0) return;
     if (queue_.cursor_batch == number) {  // ended before the pump came to it
       queue_.cursor_batch = number + 1;
       queue_.cursor_write = batch.write_end;
@@ -332,7 +343,7 @@ Result<void> Initiator::cancel(std::uint64_t room, std::uint32_t generation) {
   if (auto possible = room_for_answer(); !possible) return possible;
   if (canceled_.insert({room, generation}).second) {
     canceled_order_.emplace_back(room, generation);
-    if (canceled_order_.size() > env_.settings.cancels_max) {
+    if (canceled_order_.size() > env_.limits.cancels_max) {
       canceled_.erase(canceled_order_.front());
       canceled_order_.pop_front();
     }
@@ -387,9 +398,9 @@ void Initiator::answer_flushes() {
 
 bool Initiator::uses_region(kvferry_region region) const {
   if (sender_ != nullptr && sender_->reads_region(region)) return true;
-  for (std::uint64_t number = delivery_cursor_; number != queue_.batches.next(); ++number) {
+  for (std::uint64_t number = queue_.batches.oldest(); number != queue_.batches.next(); ++number) {
     const Batch& batch = queue_.batches[number];
-    if (batch.ended) continue;
+    if (batch.ended && batch.outstanding == 0) continue;
     for (std::uint64_t piece = batch.first_piece; piece != batch.piece_end; ++piece) {
       if (queue_.pieces[piece].region == region) return true;
     }
@@ -397,4 +408,4 @@ bool Initiator::uses_region(kvferry_region region) const {
   return false;
 }
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

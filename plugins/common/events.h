@@ -9,7 +9,7 @@
 #include "kvferry/backend_abi.h"
 #include "kvferry/result.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 struct Event {
   std::uint32_t kind = KVFERRY_EVENT_NONE;
@@ -49,4 +49,4 @@ class EventQueue {
   std::uint64_t oldest_ = 0, next_ = 0;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 class FileDescriptor {
  public:
@@ -33,4 +33,4 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

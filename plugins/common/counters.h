@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 class Counter {
  public:
@@ -21,4 +21,4 @@ struct Counters {
       bytes_applied, pieces_refused, pieces_fenced, notifications_sent, notifications_received, progress_calls;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

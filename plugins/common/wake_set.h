@@ -8,7 +8,7 @@
 #include "kvferry/backend_abi.h"
 #include "kvferry/result.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 class WakeSet {
  public:
@@ -23,4 +23,4 @@ class WakeSet {
   FileDescriptor epoll_;
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

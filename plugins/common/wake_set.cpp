@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <string>
 
-#include "identity.h"
+#include "process.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 Result<WakeSet> WakeSet::open() {
   FileDescriptor epoll(epoll_create1(EPOLL_CLOEXEC));
@@ -25,4 +25,4 @@ Result<void> WakeSet::add(int fd, bool writable) {
 
 void WakeSet::remove(int fd) noexcept { (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr); }  // gone already is as good
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

@@ -16,7 +16,7 @@
 
 #include "kvferry/backend_abi.h"
 
-namespace kvferry::ucx {
+namespace kvferry::plugins {
 
 template <class T>
 class Ring {
@@ -49,6 +49,7 @@ struct QueuedWrite {
   std::uint64_t offset = 0;
   std::uint64_t length = 0;
   std::uint64_t first_piece = 0;
+  std::uint32_t op = KVFERRY_OP_WRITE;
 };
 
 struct Batch {
@@ -66,6 +67,8 @@ struct Batch {
   std::uint64_t deadline_ns = 0;
   std::uint64_t first_sequence = 0;  ///< 0: nothing was sent
   std::uint64_t last_sequence = 0;
+  std::uint32_t outstanding = 0;     ///< work requests with the device: their memory is in use; the batch stays while there are any
+  std::uint32_t waiting_again = 0;   ///< work requests whose queue pair failed, to be posted on another
   kvferry_notification notification{};
 
   bool same_room(const Batch& other) const noexcept { return room == other.room && generation == other.generation; }
@@ -87,4 +90,4 @@ struct WriteQueue {
   bool idle() const noexcept { return cursor_batch == batches.next(); }
 };
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins

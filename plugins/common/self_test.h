@@ -1,4 +1,5 @@
-#include "self_test.h"
+// Two peers of one throw-away backend, connected to each other: memory goes over, is announced and compared.
+#pragma once
 
 #include <time.h>
 
@@ -6,17 +7,18 @@
 #include <cstring>
 #include <vector>
 
-#include "backend.h"
+#include "kvferry/backend_abi.h"
+#include "kvferry/result.h"
 
-namespace kvferry::ucx {
-namespace {
+namespace kvferry::plugins {
+namespace self_test_detail {
 
-constexpr std::uint64_t kLimitNs = 10'000'000'000;
-constexpr std::uint64_t kBytes = 300'000;  // several messages on every lane
-constexpr std::uint64_t kRoom = 1;
+inline constexpr std::uint64_t kLimitNs = 10'000'000'000;
+inline constexpr std::uint64_t kBytes = 300'000;  // several messages on every lane
+inline constexpr std::uint64_t kRoom = 1;
 
 /// Not the host's clock: a virtual one would not move while we block.
-std::uint64_t real_now_ns() {
+inline std::uint64_t real_now_ns() {
   timespec time{};
   (void)clock_gettime(CLOCK_MONOTONIC, &time);  // cannot fail for this clock
   return static_cast<std::uint64_t>(time.tv_sec) * 1'000'000'000u + static_cast<std::uint64_t>(time.tv_nsec);
@@ -29,7 +31,7 @@ struct Seen {
 };
 
 /// Progresses until `finished(seen)`.
-template <class Finished>
+template <class Backend, class Finished>
 Result<void> wait(Backend& backend, Seen& seen, std::uint64_t limit_ns, const char* what, Finished finished) {
   while (!finished(seen)) {
     if (real_now_ns() > limit_ns) return fail(ErrorCode::timeout, std::string("self test: ") + what + " took more than ten seconds");
@@ -48,6 +50,7 @@ Result<void> wait(Backend& backend, Seen& seen, std::uint64_t limit_ns, const ch
   return {};
 }
 
+template <class Backend>
 Result<kvferry_region> register_bytes(Backend& backend, std::vector<std::uint8_t>& bytes, std::uint32_t access) {
   kvferry_region_desc desc{};
   desc.address = reinterpret_cast<std::uint64_t>(bytes.data());
@@ -56,6 +59,7 @@ Result<kvferry_region> register_bytes(Backend& backend, std::vector<std::uint8_t
   return backend.register_region(desc);
 }
 
+template <class Backend>
 Result<void> connect_pair(Backend& backend, kvferry_peer (&ret_peers)[2]) {
   kvferry_peer_options options{};
   for (kvferry_peer& peer : ret_peers) {
@@ -63,8 +67,8 @@ Result<void> connect_pair(Backend& backend, kvferry_peer (&ret_peers)[2]) {
     if (!created) return fail(std::move(created.error()));
     peer = *created;
   }
-  Peer& one = **backend.find_peer(ret_peers[0], "self test");
-  Peer& other = **backend.find_peer(ret_peers[1], "self test");
+  auto& one = **backend.find_peer(ret_peers[0], "self test");
+  auto& other = **backend.find_peer(ret_peers[1], "self test");
   auto one_blob = one.export_endpoint();
   if (!one_blob) return fail(std::move(one_blob.error()));
   auto other_blob = other.export_endpoint();
@@ -73,6 +77,7 @@ Result<void> connect_pair(Backend& backend, kvferry_peer (&ret_peers)[2]) {
   return other.connect(*one_blob, 0);
 }
 
+template <class Backend>
 Result<void> write_once(Backend& backend, kvferry_peer peer, kvferry_region source, kvferry_region target, Seen& seen, std::uint64_t limit_ns) {
   const kvferry_piece piece{source, 0, kBytes};
   const kvferry_write write{target, 0, 0, 1, KVFERRY_OP_WRITE, 0};
@@ -89,9 +94,12 @@ Result<void> write_once(Backend& backend, kvferry_peer peer, kvferry_region sour
   return wait(backend, seen, limit_ns, "a write", [](const Seen& now) { return now.done && now.notified; });
 }
 
-}  // namespace
+}  // namespace self_test_detail
 
-Result<void> self_test(const kvferry_host& host, const Settings& settings) {
+/// May take up to ten seconds. The backend it is asked of is not touched.
+template <class Backend>
+Result<void> self_test(const kvferry_host& host, const typename Backend::SettingsType& settings) {
+  using namespace self_test_detail;
   const std::uint64_t limit_ns = real_now_ns() + kLimitNs;
   auto backend = Backend::create(host, settings);
   if (!backend) return fail(std::move(backend.error()));
@@ -123,4 +131,4 @@ Result<void> self_test(const kvferry_host& host, const Settings& settings) {
   return {};
 }
 
-}  // namespace kvferry::ucx
+}  // namespace kvferry::plugins
